@@ -1,0 +1,82 @@
+"""The suite's databases. Nothing here starts before a test asks for a database."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db import connections
+
+from tests.postgres import ExternalPostgres, NoBinariesError, PostgresServer, open_server
+
+# The suite that others subclass explains its own failures too.
+pytest.register_assert_rewrite("django_workqueue.conformance")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer | ExternalPostgres]:
+    """The server behind the alias "postgresql"."""
+    server = open_server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(
+    postgres: PostgresServer | ExternalPostgres,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Tell Django where the test databases are, just before it makes them."""
+    sqlite = tmp_path_factory.mktemp("sqlite") / "test_workqueue.sqlite3"
+    # In place: connections that exist already hold these very dictionaries.
+    connections.settings["default"]["TEST"]["NAME"] = str(sqlite)
+    settings = postgres.settings()
+    connections.settings["postgresql"]["TEST"].update(settings.pop("TEST"))
+    connections.settings["postgresql"].update(settings)
+    request.getfixturevalue("django_db_modify_db_settings_parallel_suffix")
+
+
+@pytest.fixture
+def private_postgres() -> Iterator[PostgresServer]:
+    """A server of this test alone, which it may stop."""
+    try:
+        server = PostgresServer()
+    except NoBinariesError as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture
+def private_database(private_postgres: PostgresServer, django_db_blocker) -> Iterator[str]:
+    """The alias of a migrated test database on a server that this test may stop."""
+    alias = "private"
+    common, own = connections.settings["postgresql"], private_postgres.settings()
+    own["TEST"] = common["TEST"] | own["TEST"]
+    connections.settings[alias] = common | own
+    try:
+        with django_db_blocker.unblock():
+            connections[alias].creation.create_test_db(verbosity=0, autoclobber=True)
+            yield alias
+    finally:
+        connections[alias].close()
+        del connections[alias], connections.settings[alias]
+
+
+@pytest.fixture
+def process_environment() -> dict[str, str]:
+    """The environment in which a process that the test starts works on the test databases."""
+    keys = ("NAME", "USER", "PASSWORD", "HOST", "PORT")
+    databases = {
+        alias: {key: str(connections.settings[alias].get(key, "")) for key in keys}
+        for alias in ("default", "postgresql")
+    }
+    return os.environ | {
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "testproject"), str(ROOT))),
+        "WORKQUEUE_TEST_DATABASES": json.dumps(databases),
+    }
