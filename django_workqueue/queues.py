@@ -1,0 +1,556 @@
+"""
+The database queue: the contract over the moves of `managers`.
+
+What is decided here: which policy is stamped, what a payload may be, whether a twin is
+alive, who holds a claim and what a late caller is told, and that trouble of the database
+becomes `QueueUnavailableError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from django.db import (
+    DataError,
+    Error,
+    IntegrityError,
+    ProgrammingError,
+    connections,
+    router,
+    transaction,
+)
+from django.db.models import Min, Q, Sum
+
+from django_workqueue import contract
+from django_workqueue.conf import get_settings
+from django_workqueue.contract import AsyncVerbs
+from django_workqueue.exceptions import (
+    InvalidFieldError,
+    LeaseLostError,
+    PayloadError,
+    QueueFullError,
+    QueueUnavailableError,
+)
+from django_workqueue.failures import FailureKind, describe
+from django_workqueue.items import (
+    DEFAULT_QUEUE,
+    QueueStats,
+    WorkItem,
+    WorkState,
+    encode_payload,
+    encode_result,
+    require_seconds,
+)
+from django_workqueue.managers import (
+    BATCH,
+    PROMOTED_PER_CLAIM,
+    Acceptance,
+    ClaimRequest,
+    Completion,
+    EndedAttempt,
+    Moves,
+    Release,
+    Row,
+)
+from django_workqueue.models import Counter, Failure, Lease, QueueItem, Ready, Waiting
+from django_workqueue.policy import QueuePolicy
+from django_workqueue.reading import ItemReader, accepted_item, claimed_item, decode_payload
+
+T = TypeVar("T")
+
+#: Items per statement of `enqueue_many`.
+ENQUEUE_BATCH: Final = 2000
+_TRIES: Final = 5
+_UNDEFINED_TABLE: Final = "42P01"
+_COUNTS: Final = tuple(
+    field.name for field in Counter._meta.concrete_fields if field.name not in ("id", "queue")
+)
+
+
+class DatabaseWorkQueue(AsyncVerbs):
+    """
+    The work queue in the database of the models, PostgreSQL or SQLite.
+
+    Verbs run on the caller's Django connection, in the caller's transaction if one is
+    open. *using* is the database's alias; by default the one of the DATABASE setting, else
+    the one the router writes `QueueItem` to. *policy* replaces the policies of the
+    settings. *skew* moves the store's clock, for tests.
+    """
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        policy: QueuePolicy | None = None,
+        skew: timedelta = timedelta(0),
+    ) -> None:
+        self._using = using
+        self._policy = policy
+        self._skew = skew
+
+    @property
+    def using(self) -> str:
+        """The alias of the database."""
+        return self._using or get_settings().database or router.db_for_write(QueueItem)
+
+    @property
+    def policy(self) -> QueuePolicy:
+        return self.policy_for(DEFAULT_QUEUE)
+
+    def policy_for(self, queue: str) -> QueuePolicy:
+        """Return the policy that is stamped on items of *queue*."""
+        return self._policy or get_settings().policy_for(queue)
+
+    @property
+    def moves(self) -> Moves:
+        """The moves between places, on which the verbs and the workers stand."""
+        return Lease.claims.db_manager(self.using).moves(self._skew)
+
+    @property
+    def _reader(self) -> ItemReader:
+        return ItemReader(self.using)
+
+    def _shown(self, rows: Sequence[Any]) -> list[WorkItem]:
+        return self._reader.shown(rows, self.moves.now())
+
+    # Accepting.
+
+    def enqueue(self, item: WorkItem) -> WorkItem:
+        return self.enqueue_many([item])[0]
+
+    def enqueue_many(self, items: Iterable[WorkItem]) -> tuple[WorkItem, ...]:
+        wanted = [self._acceptance(item) for item in items]
+        if not wanted:
+            return ()
+        queues = {each.queue for each in wanted}
+        bounded = any(self.policy_for(queue).max_depth is not None for queue in queues)
+        with self._store("enqueue", wanted[0].queue):
+            if len(wanted) == 1 and not bounded:
+                # One statement, so no transaction of ours around it.
+                return tuple(self._accept(wanted))
+            with self._atomic():
+                items = self._accept(wanted)
+                for queue in queues:
+                    self._refuse_overflow(queue, items)
+                return tuple(items)
+
+    def _acceptance(self, item: WorkItem) -> Acceptance:
+        policy = self.policy_for(item.queue).for_item(item)
+        pin = get_settings().deployment_id if item.deployment_id is None else item.deployment_id
+        return Acceptance(
+            tenant=item.tenant,
+            item_id=item.id,
+            queue=item.queue,
+            deployment_id=pin or "",
+            handler=item.handler,
+            payload=encode_payload(item.payload, policy.max_payload_bytes),
+            priority=int(item.priority),
+            dedupe_key=item.dedupe_key,
+            fence=0,
+            max_attempts=policy.max_attempts,
+            lease_seconds=policy.lease_seconds,
+            max_lease_seconds=policy.max_lease_seconds,
+            timeout_seconds=policy.timeout_seconds,
+            backoff_seconds=policy.backoff_seconds,
+            backoff_cap_seconds=policy.backoff_cap_seconds,
+            retention_seconds=policy.retention_seconds,
+            dead_letter_retention_seconds=policy.dead_letter_retention_seconds,
+            enqueued_at=item.enqueued_at,
+            available_at=item.available_at,
+        )
+
+    def _accept(self, wanted: list[Acceptance]) -> list[WorkItem]:
+        """Store what is new of *wanted*, and answer the rest with its live twins."""
+        answers: dict[int, WorkItem] = {}
+        first = _without_repeats(wanted)
+        for start in range(0, len(first), ENQUEUE_BATCH):
+            batch = first[start : start + ENQUEUE_BATCH]
+            for place, stored in self.moves.accept([wanted[place] for place in batch]).items():
+                answers[batch[place]] = accepted_item(wanted[batch[place]], stored)
+        for place, each in enumerate(wanted):
+            if place not in answers:
+                with self._atomic():
+                    answers[place] = self._accept_beside_holders(each)
+        return [answers[place] for place in range(len(wanted))]
+
+    def _accept_beside_holders(self, wanted: Acceptance) -> WorkItem:
+        """Return the live twin of *wanted*, or take id and key from finished holders."""
+        bodies = QueueItem.bodies.db_manager(self.using)
+        for _ in range(_TRIES):
+            # Locked first, looked at in a new statement: nobody else can now free or
+            # requeue them, and what they are is what they stay.
+            rows = self._reader.rows(bodies.lock_holders(wanted))
+            if twin := _live_twin(wanted, rows):
+                self.moves.count_suppressed(wanted.queue, 1)
+                return self._shown([twin])[0]
+            bodies.free_names([row.pk for row in rows], wanted)
+            fences = [row.fence for row in rows if row.item_id == wanted.item_id]
+            again = replace(wanted, fence=max(fences, default=0))
+            if stored := self.moves.accept([again]):
+                return accepted_item(again, stored[0])
+        raise QueueUnavailableError(
+            "the holder of the id or the dedupe key changes too fast",
+            queue=wanted.queue,
+            operation="enqueue",
+        )
+
+    def _refuse_overflow(self, queue: str, items: list[WorkItem]) -> None:
+        limit = self.policy_for(queue).max_depth
+        new = sum(item.queue == queue and item.fence is None for item in items)
+        if limit is None or not new:
+            return
+        counts = self._counts(queue)
+        depth = counts["ready"] + counts["waiting"]
+        if depth > limit:
+            raise QueueFullError(queue=queue, depth=depth - new, limit=limit)
+
+    # Claiming and holding.
+
+    def claim(
+        self,
+        *,
+        worker: str,
+        queue: str = DEFAULT_QUEUE,
+        lease_seconds: float | None = None,
+        deployment_id: str | None = None,
+    ) -> WorkItem | None:
+        items = self.claim_many(
+            worker=worker,
+            limit=1,
+            queue=queue,
+            lease_seconds=lease_seconds,
+            deployment_id=deployment_id,
+        )
+        return items[0] if items else None
+
+    def claim_many(
+        self,
+        *,
+        worker: str,
+        limit: int,
+        queue: str = DEFAULT_QUEUE,
+        lease_seconds: float | None = None,
+        deployment_id: str | None = None,
+    ) -> tuple[WorkItem, ...]:
+        contract.check_claim(
+            worker=worker,
+            queue=queue,
+            limit=limit,
+            lease_seconds=lease_seconds,
+            deployment_id=deployment_id,
+        )
+        request = ClaimRequest(
+            queue=queue,
+            worker=worker,
+            limit=limit,
+            lease_seconds=lease_seconds,
+            deployment_id=deployment_id or "",
+        )
+        return tuple(self.claim_for(request))
+
+    def claim_for(self, request: ClaimRequest) -> list[WorkItem]:
+        """Claim as `claim_many` does, for a worker that tells its boot and process."""
+        claimed: list[WorkItem] = []
+        with self._store("claim", request.queue), self._atomic():
+            self.moves.promote(request.queue, PROMOTED_PER_CLAIM)
+            while len(claimed) < request.limit:
+                # A tenant that ran short leaves a batch short; so does a bad payload.
+                rest = replace(request, limit=min(BATCH, request.limit - len(claimed)))
+                rows = self.moves.claim(rest)
+                if not rows:
+                    break
+                claimed += self._decoded(rows)
+        return claimed
+
+    def _decoded(self, rows: Sequence[Row]) -> list[WorkItem]:
+        """Read claimed rows; end those whose payload can't be read, so that they go away."""
+        texts = self._reader.failure_texts([row["item"] for row in rows if row["attempts"]])
+        items = []
+        for row in rows:
+            try:
+                payload = decode_payload(row["payload"])
+            except PayloadError as error:
+                self._end_undecodable(row, error)
+            else:
+                items.append(claimed_item(row, payload, texts.get(row["item"], ())))
+        return items
+
+    def _end_undecodable(self, row: Row, error: PayloadError) -> None:
+        ended = EndedAttempt(
+            item=row["item"],
+            fence=row["fence"],
+            kind=FailureKind.UNDECODABLE,
+            text=describe(error),
+            retryable=False,
+        )
+        self.moves.fail(row["worker"], [ended])
+
+    def heartbeat(
+        self, item_id: str, *, tenant: str, worker: str, fence: int | None = None
+    ) -> WorkItem:
+        contract.check_holder(item_id, tenant=tenant, worker=worker, fence=fence)
+        with self._store("heartbeat"):
+            row = self._reader.row(item_id, tenant)
+            held = _held_fence(row, worker, fence)
+            renewed = held is not None and self.moves.renew(worker, [(row.pk, held)], wait=True)
+            row = self._reader.row(item_id, tenant)
+            if not renewed:
+                raise self._refusal(row, worker, fence)
+            return self._shown([row])[0]
+
+    # Settling.
+
+    def complete(
+        self,
+        item_id: str,
+        *,
+        tenant: str,
+        worker: str,
+        fence: int | None = None,
+        result: Any = None,
+    ) -> WorkItem:
+        def settle(row: Any, held: int) -> dict[int, WorkState]:
+            text = encode_result(result, self.policy_for(row.queue).max_payload_bytes)
+            completion = Completion(item=row.pk, fence=held, result=text)
+            return self.moves.complete(worker, [completion])
+
+        return self._settle("complete", item_id, tenant, worker, fence, settle)
+
+    def fail(
+        self,
+        item_id: str,
+        *,
+        tenant: str,
+        worker: str,
+        error: str | BaseException,
+        retryable: bool = True,
+        delay_seconds: float | None = None,
+        fence: int | None = None,
+    ) -> WorkItem:
+        if delay_seconds is not None:
+            require_seconds("delay_seconds", delay_seconds)
+        text = describe(error)
+
+        def settle(row: Any, held: int) -> dict[int, WorkState]:
+            ended = EndedAttempt(
+                item=row.pk,
+                fence=held,
+                kind=FailureKind.ERROR,
+                text=text,
+                retryable=retryable,
+                delay=delay_seconds,
+            )
+            return self.moves.fail(worker, [ended])
+
+        return self._settle("fail", item_id, tenant, worker, fence, settle)
+
+    def release(
+        self,
+        item_id: str,
+        *,
+        tenant: str,
+        worker: str,
+        delay_seconds: float = 0,
+        fence: int | None = None,
+    ) -> WorkItem:
+        require_seconds("delay_seconds", delay_seconds)
+
+        def settle(row: Any, held: int) -> dict[int, WorkState]:
+            return self.moves.release(
+                worker, [Release(item=row.pk, fence=held, delay=delay_seconds)]
+            )
+
+        return self._settle("release", item_id, tenant, worker, fence, settle)
+
+    def _settle(
+        self,
+        verb: str,
+        item_id: str,
+        tenant: str,
+        worker: str,
+        fence: int | None,
+        settle: Callable[[Any, int], dict[int, WorkState]],
+    ) -> WorkItem:
+        contract.check_holder(item_id, tenant=tenant, worker=worker, fence=fence)
+        with self._store(verb):
+            row = self._reader.row(item_id, tenant)
+            held = _held_fence(row, worker, fence)
+            settled = held is not None and settle(row, held)
+            if not settled and fence is not None and self._is_repeat(verb, row, worker, fence):
+                return self._shown([row])[0]
+            [row] = self._reader.rows([row.pk])
+            if not settled:
+                raise self._refusal(row, worker, fence)
+            return self._shown([row])[0]
+
+    def _is_repeat(self, verb: str, row: Any, worker: str, fence: int) -> bool:
+        """True if *row* still stands where this very settlement put it earlier."""
+        if row.fence != fence or row.state == WorkState.CLAIMED:
+            return False
+        if verb == "complete":
+            return bool(row.state == WorkState.COMPLETED and row.finished.worker == worker)
+        failure = self._all(Failure).filter(item_id=row.pk, fence=fence).first()
+        if verb == "fail":
+            told = failure and (failure.kind, failure.worker, failure.outcome)
+            return bool(told == (FailureKind.ERROR, worker, row.state))
+        if row.state == WorkState.CANCELLED:
+            return bool(failure is None and row.finished.worker == worker)
+        return bool(row.state == WorkState.QUEUED and row.released_by == worker)
+
+    def _refusal(self, row: Any, worker: str, fence: int | None) -> LeaseLostError:
+        """Say why *worker* may not act on the item, in the contract's order."""
+        lease = getattr(row, "lease", None)
+        names = {"item_id": row.item_id, "worker": worker}
+        if lease is None:
+            return LeaseLostError(**names, reason="expired")
+        if lease.worker != worker or fence not in (None, lease.fence):
+            return LeaseLostError(**names, reason="taken", holder=lease.worker)
+        if lease.renewable_until <= self.moves.now():
+            return LeaseLostError(**names, reason="capped", holder=worker)
+        return LeaseLostError(**names, reason="expired")
+
+    def reap(self, *, limit: int | None = None) -> tuple[WorkItem, ...]:
+        contract.check_reap(limit)
+        moved: list[int] = []
+        with self._store("reap"):
+            while limit is None or len(moved) < limit:
+                batch = self.moves.reap(BATCH if limit is None else min(BATCH, limit - len(moved)))
+                if not batch:
+                    break
+                moved += batch
+            return tuple(self._shown(self._reader.rows(moved)))
+
+    def adopt(self, *, worker: str) -> tuple[WorkItem, ...]:
+        contract.check_worker(worker)
+        with self._store("adopt"):
+            return tuple(self._shown(self._reader.rows([*self.moves.adopt(worker)])))
+
+    # Reading.
+
+    def get(self, item_id: str, *, tenant: str) -> WorkItem:
+        contract.check_item(item_id, tenant)
+        with self._store("get"):
+            return self._shown([self._reader.row(item_id, tenant)])[0]
+
+    def dead_letters(
+        self, *, tenant: str, limit: int = 50, after: int | None = None
+    ) -> tuple[WorkItem, ...]:
+        contract.check_page(tenant=tenant, limit=limit, after=after)
+        with self._store("dead_letters"):
+            letters = self._reader.items().filter(dead_letter__tenant=tenant)
+            if after is not None:
+                burials = self._all(Failure).filter(
+                    item_id=after, item__tenant=tenant, outcome=WorkState.DEAD_LETTERED
+                )
+                last = burials.order_by("-number").first()
+                if last is None:
+                    raise InvalidFieldError(f"{after} never was a dead letter", field="after")
+                later = Q(dead_letter__dead_at=last.failed_at, pk__gt=after)
+                letters = letters.filter(later | Q(dead_letter__dead_at__gt=last.failed_at))
+            page = letters.order_by("dead_letter__dead_at", "pk")[:limit]
+            return tuple(self._shown(list(page)))
+
+    def stats(self, *, queue: str = DEFAULT_QUEUE) -> QueueStats:
+        contract.check_queue(queue)
+        with self._store("stats", queue):
+            now = self.moves.now()
+            counts = self._counts(queue)
+            ready, waiting = counts.pop("ready"), counts.pop("waiting")
+            late = self._all(Waiting).filter(queue=queue, due_at__lte=now).count()
+            oldest = self._oldest(queue)
+            age = 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())
+            return QueueStats(
+                depth=ready + waiting,
+                due=ready + late,
+                oldest_age_seconds=age,
+                as_of=now,
+                **counts,
+            )
+
+    def _oldest(self, queue: str) -> datetime | None:
+        waiting = self._all(Waiting).filter(queue=queue, due_at__isnull=False)
+        ready = self._all(Ready).filter(queue=queue)
+        times = [
+            place.aggregate(oldest=Min("item__enqueued_at"))["oldest"] for place in (ready, waiting)
+        ]
+        return min((time for time in times if time is not None), default=None)
+
+    def _counts(self, queue: str) -> dict[str, int]:
+        sums = self._all(Counter).filter(queue=queue).aggregate(**{n: Sum(n) for n in _COUNTS})
+        return {name: int(value or 0) for name, value in sums.items()}
+
+    def _all(self, model: Any) -> Any:
+        return model._base_manager.using(self.using)
+
+    # The store and its troubles.
+
+    def _atomic(self) -> Any:
+        return transaction.atomic(using=self.using)
+
+    @contextmanager
+    def _store(self, operation: str, queue: str = "") -> Iterator[None]:
+        """Turn trouble of the database into `QueueUnavailableError`."""
+        try:
+            yield
+        except (IntegrityError, DataError):
+            raise
+        except Error as error:
+            if isinstance(error, ProgrammingError) and _sqlstate(error) != _UNDEFINED_TABLE:
+                raise
+            connection = connections[self.using]
+            if not connection.in_atomic_block:
+                connection.close_if_unusable_or_obsolete()
+            raise QueueUnavailableError(queue=queue, operation=operation) from error
+
+
+def _sqlstate(error: Error) -> str:
+    return getattr(error.__cause__, "sqlstate", None) or ""
+
+
+def _without_repeats(wanted: Sequence[Acceptance]) -> list[int]:
+    """The places of those whose id and key no earlier one of the same call has."""
+    seen: set[tuple[str, str, str]] = set()
+    first = []
+    for place, each in enumerate(wanted):
+        names = {("id", each.tenant, each.item_id)}
+        if each.dedupe_key is not None:
+            names.add(("key", each.tenant, each.dedupe_key))
+        if not names & seen:
+            first.append(place)
+        seen |= names
+    return first
+
+
+def _live_twin(wanted: Acceptance, rows: Sequence[Any]) -> Any:
+    """The live holder of the key, or else of the id."""
+    live = [row for row in rows if row.state and WorkState(row.state).live]
+    by_key = [
+        row for row in live if wanted.dedupe_key is not None and row.dedupe_key == wanted.dedupe_key
+    ]
+    return next(iter(by_key + live), None)
+
+
+def _held_fence(row: Any, worker: str, fence: int | None) -> int | None:
+    """The fence of the claim that *worker* means, if it holds the item; the lease is not judged."""
+    lease = getattr(row, "lease", None)
+    if lease is None or lease.worker != worker or fence not in (None, lease.fence):
+        return None
+    held: int = lease.fence
+    return held
+
+
+def get_queue(using: str | None = None) -> DatabaseWorkQueue:
+    """
+    Return the work queue in the database *using*.
+
+    By default the DATABASE of the WORKQUEUE setting, else where the router writes items.
+    """
+    return DatabaseWorkQueue(using)
+
+
+if TYPE_CHECKING:
+    _satisfies: contract.WorkQueue = DatabaseWorkQueue()
