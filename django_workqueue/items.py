@@ -273,6 +273,21 @@ def _plain(path: str, value: Any, depth: int) -> Any:
     raise PayloadError(f"{type(value).__name__} is not a JSON type", field=path)
 
 
+def nested_deeper(value: Any, limit: int) -> bool:
+    """True if *value*, of plain JSON types, has objects or lists in more than *limit* levels."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [inside for each in level for inside in _inside(each)]
+    return bool(level)
+
+
+def _inside(value: Any) -> list[Any]:
+    """A container's values; of a level that has none, a single mark stands for the level."""
+    if isinstance(value, dict):
+        return list(value.values()) or [None]
+    return (value or [None]) if isinstance(value, list) else []
+
+
 def _plain_key(path: str, key: Any) -> str:
     if not isinstance(key, str):
         raise PayloadError(f"key {key!r} is not text", field=path)

@@ -370,20 +370,30 @@ _STATE: Final = Case(
 class BodyManager(models.Manager[Any]):
     """Writes bodies. A body's row is the mutex of re-used names and of operators' moves."""
 
-    def lock_holders(self, item: Acceptance) -> list[int]:
-        """Lock the bodies that hold the id or the key of *item*, in one order; their job ids."""
-        in_the_way = Q(item_id=item.item_id, id_freed=False)
-        if item.dedupe_key is not None:
-            in_the_way |= Q(dedupe_key=item.dedupe_key, key_freed=False)
-        holders = self.select_for_update().filter(in_the_way, tenant=item.tenant)
-        return list(holders.order_by("pk").values_list("pk", flat=True))
+    def lock_holders(self, items: Sequence[Acceptance]) -> list[int]:
+        """Lock the bodies that hold an id or a key of *items*, in one order; their job ids."""
+        holders: list[int] = []
+        for batch in _batches(items):
+            in_the_way = Q(pk__in=[])
+            for item in batch:
+                in_the_way |= self._holding(item)
+            holders += self.filter(in_the_way).values_list("pk", flat=True)
+        locked = self.select_for_update().filter(pk__in=holders).order_by("pk")
+        return list(locked.values_list("pk", flat=True))
 
-    def free_names(self, holders: Iterable[int], item: Acceptance) -> None:
-        """Let go of the id and the key of *item* where the locked *holders* have them."""
+    def free_names(self, holders: Sequence[int], items: Sequence[Acceptance]) -> None:
+        """Let go of the ids and keys of *items* where the locked *holders* have them."""
         locked = self.filter(pk__in=holders)
-        locked.filter(item_id=item.item_id).update(id_freed=True)
+        for item in items:
+            locked.filter(tenant=item.tenant, item_id=item.item_id).update(id_freed=True)
+            if item.dedupe_key is not None:
+                locked.filter(tenant=item.tenant, dedupe_key=item.dedupe_key).update(key_freed=True)
+
+    def _holding(self, item: Acceptance) -> Q:
+        holding = Q(tenant=item.tenant, item_id=item.item_id, id_freed=False)
         if item.dedupe_key is not None:
-            locked.filter(dedupe_key=item.dedupe_key).update(key_freed=True)
+            holding |= Q(tenant=item.tenant, dedupe_key=item.dedupe_key, key_freed=False)
+        return holding
 
 
 QueueItemManager = models.Manager.from_queryset(QueueItemQuerySet, "QueueItemManager")

@@ -42,7 +42,7 @@ class KeyField(models.CharField):  # type: ignore[type-arg]
         return {**parameters, "collation": _COLLATIONS.get(connection.vendor)}
 
 
-class ExactJSONField(models.JSONField):  # type: ignore[type-arg]
+class ExactJSONField(models.JSONField):
     """
     JSON that is kept as it was written.
 

@@ -359,7 +359,8 @@ class PortableMoves:
         self._record(lease, kind, text, state, now)
         if kind is FailureKind.LAPSED:
             self._count(lease.queue, reaped=1)
-        body = self._all(QueueItem).get(pk=lease.item_id)
+        # Without the payload, which may be one that can't be read.
+        body = self._all(QueueItem).defer("payload").get(pk=lease.item_id)
         if state is WorkState.QUEUED:
             doubled = body.backoff_seconds * 2.0 ** min(lease.attempts, MAX_BACKOFF_EXPONENT)
             backoff = min(doubled, body.backoff_cap_seconds)

@@ -8,6 +8,7 @@ becomes `QueueUnavailableError`.
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -66,6 +67,7 @@ T = TypeVar("T")
 ENQUEUE_BATCH: Final = 2000
 _TRIES: Final = 5
 _UNDEFINED_TABLE: Final = "42P01"
+_DEADLOCK: Final = "40P01"
 _COUNTS: Final = tuple(
     field.name for field in Counter._meta.concrete_fields if field.name not in ("id", "queue")
 )
@@ -126,17 +128,28 @@ class DatabaseWorkQueue(AsyncVerbs):
         wanted = [self._acceptance(item) for item in items]
         if not wanted:
             return ()
+        for _ in range(_TRIES):
+            try:
+                with self._store("enqueue", wanted[0].queue):
+                    return tuple(self._accept_within_bounds(wanted))
+            except QueueUnavailableError as trouble:
+                # Two producers met crosswise and one was undone. In a transaction of the
+                # caller's there is more to repeat than this call.
+                if not _is_deadlock(trouble) or connections[self.using].in_atomic_block:
+                    raise
+        raise QueueUnavailableError(queue=wanted[0].queue, operation="enqueue")
+
+    def _accept_within_bounds(self, wanted: list[Acceptance]) -> list[WorkItem]:
         queues = {each.queue for each in wanted}
         bounded = any(self.policy_for(queue).max_depth is not None for queue in queues)
-        with self._store("enqueue", wanted[0].queue):
-            if len(wanted) == 1 and not bounded:
-                # One statement, so no transaction of ours around it.
-                return tuple(self._accept(wanted))
-            with self._atomic():
-                items = self._accept(wanted)
-                for queue in queues:
-                    self._refuse_overflow(queue, items)
-                return tuple(items)
+        if len(wanted) == 1 and not bounded:
+            # One statement, so no transaction of ours around it.
+            return self._accept(wanted)
+        with self._atomic():
+            items = self._accept(wanted)
+            for queue in queues:
+                self._refuse_overflow(queue, items)
+            return items
 
     def _acceptance(self, item: WorkItem) -> Acceptance:
         policy = self.policy_for(item.queue).for_item(item)
@@ -166,37 +179,46 @@ class DatabaseWorkQueue(AsyncVerbs):
     def _accept(self, wanted: list[Acceptance]) -> list[WorkItem]:
         """Store what is new of *wanted*, and answer the rest with its live twins."""
         answers: dict[int, WorkItem] = {}
-        first = _without_repeats(wanted)
+        self._store_free(wanted, range(len(wanted)), answers)
+        for _ in range(_TRIES):
+            if len(answers) == len(wanted):
+                return [answers[place] for place in range(len(wanted))]
+            with self._atomic():
+                self._look_at_holders(wanted, answers)
+        raise QueueUnavailableError(
+            "the holders of the ids or dedupe keys change too fast",
+            queue=wanted[0].queue,
+            operation="enqueue",
+        )
+
+    def _store_free(
+        self, wanted: list[Acceptance], places: Iterable[int], answers: dict[int, WorkItem]
+    ) -> None:
+        """Store those of *wanted* at *places* whose id and key are free."""
+        first = _without_repeats(wanted, places)
         for start in range(0, len(first), ENQUEUE_BATCH):
             batch = first[start : start + ENQUEUE_BATCH]
             for place, stored in self.moves.accept([wanted[place] for place in batch]).items():
                 answers[batch[place]] = accepted_item(wanted[batch[place]], stored)
-        for place, each in enumerate(wanted):
-            if place not in answers:
-                with self._atomic():
-                    answers[place] = self._accept_beside_holders(each)
-        return [answers[place] for place in range(len(wanted))]
 
-    def _accept_beside_holders(self, wanted: Acceptance) -> WorkItem:
-        """Return the live twin of *wanted*, or take id and key from finished holders."""
+    def _look_at_holders(self, wanted: list[Acceptance], answers: dict[int, WorkItem]) -> None:
+        """Answer with live twins; else take id and key from their finished holders, and store."""
+        rest = [place for place in range(len(wanted)) if place not in answers]
         bodies = QueueItem.bodies.db_manager(self.using)
-        for _ in range(_TRIES):
-            # Locked first, looked at in a new statement: nobody else can now free or
-            # requeue them, and what they are is what they stay.
-            rows = self._reader.rows(bodies.lock_holders(wanted))
-            if twin := _live_twin(wanted, rows):
-                self.moves.count_suppressed(wanted.queue, 1)
-                return self._shown([twin])[0]
-            bodies.free_names([row.pk for row in rows], wanted)
-            fences = [row.fence for row in rows if row.item_id == wanted.item_id]
-            again = replace(wanted, fence=max(fences, default=0))
-            if stored := self.moves.accept([again]):
-                return accepted_item(again, stored[0])
-        raise QueueUnavailableError(
-            "the holder of the id or the dedupe key changes too fast",
-            queue=wanted.queue,
-            operation="enqueue",
-        )
+        # All locked first, in one order, and looked at in a new statement: nobody else can
+        # now free or requeue them, and what they are is what they stay.
+        rows = self._reader.rows(bodies.lock_holders([wanted[place] for place in rest]))
+        holders = _Holders(rows)
+        twins = {place: twin for place in rest if (twin := holders.live_twin(wanted[place]))}
+        shown = self._shown([*twins.values()])
+        answers.update(zip(twins, shown, strict=True))
+        for queue, number in Tally(wanted[place].queue for place in twins).items():
+            self.moves.count_suppressed(queue, number)
+        again = [place for place in rest if place not in twins]
+        bodies.free_names([row.pk for row in rows], [wanted[place] for place in again])
+        for place in again:
+            wanted[place] = replace(wanted[place], fence=holders.fence(wanted[place]))
+        self._store_free(wanted, again, answers)
 
     def _refuse_overflow(self, queue: str, items: list[WorkItem]) -> None:
         limit = self.policy_for(queue).max_depth
@@ -380,16 +402,15 @@ class DatabaseWorkQueue(AsyncVerbs):
             row = self._reader.row(item_id, tenant)
             held = _held_fence(row, worker, fence)
             settled = held is not None and settle(row, held)
-            if not settled and fence is not None and self._is_repeat(verb, row, worker, fence):
-                return self._shown([row])[0]
+            # As it stands now: the claim may have ended while the settlement waited for it.
             [row] = self._reader.rows([row.pk])
-            if not settled:
+            if not settled and not self._is_repeat(verb, row, worker, fence):
                 raise self._refusal(row, worker, fence)
             return self._shown([row])[0]
 
-    def _is_repeat(self, verb: str, row: Any, worker: str, fence: int) -> bool:
+    def _is_repeat(self, verb: str, row: Any, worker: str, fence: int | None) -> bool:
         """True if *row* still stands where this very settlement put it earlier."""
-        if row.fence != fence or row.state == WorkState.CLAIMED:
+        if fence is None or row.fence != fence or row.state == WorkState.CLAIMED:
             return False
         if verb == "complete":
             return bool(row.state == WorkState.COMPLETED and row.finished.worker == worker)
@@ -511,11 +532,16 @@ def _sqlstate(error: Error) -> str:
     return getattr(error.__cause__, "sqlstate", None) or ""
 
 
-def _without_repeats(wanted: Sequence[Acceptance]) -> list[int]:
-    """The places of those whose id and key no earlier one of the same call has."""
+def _is_deadlock(trouble: QueueUnavailableError) -> bool:
+    return isinstance(trouble.__cause__, Error) and _sqlstate(trouble.__cause__) == _DEADLOCK
+
+
+def _without_repeats(wanted: Sequence[Acceptance], places: Iterable[int]) -> list[int]:
+    """Those of *places* whose id and key no earlier one of them has."""
     seen: set[tuple[str, str, str]] = set()
     first = []
-    for place, each in enumerate(wanted):
+    for place in places:
+        each = wanted[place]
         names = {("id", each.tenant, each.item_id)}
         if each.dedupe_key is not None:
             names.add(("key", each.tenant, each.dedupe_key))
@@ -525,13 +551,25 @@ def _without_repeats(wanted: Sequence[Acceptance]) -> list[int]:
     return first
 
 
-def _live_twin(wanted: Acceptance, rows: Sequence[Any]) -> Any:
-    """The live holder of the key, or else of the id."""
-    live = [row for row in rows if row.state and WorkState(row.state).live]
-    by_key = [
-        row for row in live if wanted.dedupe_key is not None and row.dedupe_key == wanted.dedupe_key
-    ]
-    return next(iter(by_key + live), None)
+class _Holders:
+    """The bodies that hold ids and keys, by these names."""
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self._by_id = {(row.tenant, row.item_id): row for row in rows if not row.id_freed}
+        self._by_key = {(row.tenant, row.dedupe_key): row for row in rows if not row.key_freed}
+
+    def live_twin(self, wanted: Acceptance) -> Any:
+        """The live holder of the key, or else of the id."""
+        key = wanted.dedupe_key
+        by_key = self._by_key.get((wanted.tenant, key)) if key is not None else None
+        by_id = self._by_id.get((wanted.tenant, wanted.item_id))
+        live = (row for row in (by_key, by_id) if row and row.state and WorkState(row.state).live)
+        return next(live, None)
+
+    def fence(self, wanted: Acceptance) -> int:
+        """The latest claim number under the id."""
+        row = self._by_id.get((wanted.tenant, wanted.item_id))
+        return int(row.fence or 0) if row else 0
 
 
 def _held_fence(row: Any, worker: str, fence: int | None) -> int | None:

@@ -16,7 +16,13 @@ from django.db.models import TextField
 from django.db.models.functions import Cast
 
 from django_workqueue.exceptions import PayloadError, WorkItemNotFoundError
-from django_workqueue.items import WorkItem, WorkState, stored_item
+from django_workqueue.items import (
+    MAX_PAYLOAD_DEPTH,
+    WorkItem,
+    WorkState,
+    nested_deeper,
+    stored_item,
+)
 from django_workqueue.managers import BATCH, Acceptance, Row, Stored
 from django_workqueue.models import Failure, QueueItem
 
@@ -74,6 +80,10 @@ def decode_payload(text: str) -> dict[str, Any]:
         raise PayloadError(f"can't be decoded: {error}", field="payload") from error
     if not isinstance(payload, dict):
         raise PayloadError("is not a JSON object", field="payload")
+    # Interpreters differ in how deep they can read; what may be stored doesn't.
+    openings = text.count("{") + text.count("[")
+    if openings > MAX_PAYLOAD_DEPTH and nested_deeper(payload, MAX_PAYLOAD_DEPTH):
+        raise PayloadError(f"nested deeper than {MAX_PAYLOAD_DEPTH}", field="payload")
     return payload
 
 

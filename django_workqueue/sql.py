@@ -31,6 +31,17 @@ def _timed(text: str) -> str:
 
 NOW: Final = _timed("select {clock} as now")
 
+#: For a connection that only claims and settles, before its first statement: plans are
+#: made once, whatever the tables held then, and are index steps.
+WORKER_SESSION: Final = (
+    "set plan_cache_mode = force_generic_plan",
+    "set enable_seqscan = off",
+    "set enable_hashjoin = off",
+    "set enable_mergejoin = off",
+    "set enable_bitmapscan = off",
+    "set jit = off",
+)
+
 # ---------------------------------------------------------------- accepting items
 
 ACCEPT: Final = _timed("""
