@@ -1,0 +1,75 @@
+"""The WORKQUEUE setting and the system checks."""
+
+import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.db import connections
+
+from django_workqueue.conf import get_settings
+
+
+def test_without_a_setting_the_defaults_are_in_force(settings):
+    del settings.WORKQUEUE
+    found = get_settings()
+    assert found.enabled
+    assert list(found.queues) == ["default"]
+    assert (found.policy.lease_seconds, found.policy.max_attempts) == (60, 5)
+    assert (found.worker.processes, found.worker.stop_timeout_seconds) == (1, 30)
+
+
+def test_a_queues_own_policy_stands_on_the_policy_of_all(settings):
+    settings.WORKQUEUE = {
+        "POLICY": {"max_attempts": 2, "lease_seconds": 90},
+        "QUEUES": {"default": {}, "email": {"max_attempts": 1}},
+    }
+    found = get_settings()
+    email = found.policy_for("email")
+    assert (email.max_attempts, email.lease_seconds) == (1, 90)
+    assert found.policy_for("nowhere").max_attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "WORKQUEUE must be a dictionary"),
+        ({"QUEUE": {}}, "no key 'QUEUE'. Did you mean 'QUEUES'"),
+        ({"POLICY": {"lease": 1}}, "POLICY has no key 'lease'"),
+        ({"POLICY": {"lease_seconds": 0}}, "POLICY: lease_seconds"),
+        ({"QUEUES": ["email"]}, "QUEUES must be a dictionary"),
+        ({"QUEUES": {"email": {"max_atempts": 1}}}, "Did you mean 'max_attempts'"),
+        ({"QUEUES": {"email": {"max_attempts": "1"}}}, "max_attempts: must be an integer"),
+        ({"QUEUES": {"": {}}}, "QUEUES: must not be empty"),
+        ({"WORKER": {"processes": 0}}, "WORKER: processes"),
+        ({"WORKER": {"reap_seconds": -5}}, "WORKER: reap_seconds"),
+        ({"DEPLOYMENT_ID": "x" * 101}, "DEPLOYMENT_ID"),
+        ({"ENABLED": "yes"}, "ENABLED must be True or False"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_that_names_it_and_a_failed_check(settings, value, message):
+    settings.WORKQUEUE = value
+    with pytest.raises(ImproperlyConfigured, match=message.replace(".", r"\.")):
+        get_settings()
+    [error] = [each for each in run_checks() if each.id == "django_workqueue.E001"]
+    assert message in error.msg
+    assert error.hint
+
+
+def test_a_drain_that_outlasts_a_lease_is_a_failed_check(settings):
+    settings.WORKQUEUE = {
+        "QUEUES": {"default": {}, "quick": {"lease_seconds": 20}},
+        "WORKER": {"stop_timeout_seconds": 25},
+    }
+    [error] = [each for each in run_checks() if each.id == "django_workqueue.E002"]
+    assert "'quick'" in error.msg
+    with pytest.raises(SystemCheckError, match="quick"):
+        call_command("check")
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_sqlite_without_the_options_for_several_processes_is_warned_of(monkeypatch):
+    assert run_checks(databases=["default"]) == []
+    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {})
+    [warning] = run_checks(databases=["default"])
+    assert (warning.id, "IMMEDIATE" in warning.hint) == ("django_workqueue.W001", True)
