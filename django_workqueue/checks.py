@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_workqueue.conf import WorkQueueSettings, get_settings
+from django_workqueue.queues import get_queue
 
 TAG: Final = "workqueue"
 
@@ -24,13 +25,22 @@ def register_checks() -> None:
 def check_settings(
     app_configs: Sequence[AppConfig] | None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """E001: the WORKQUEUE setting can't be used. E002: a drain outlasts a lease."""
+    """E001: WORKQUEUE can't be used. E002: a drain outlasts a lease. E004: no such database."""
     try:
         settings = get_settings()
     except ImproperlyConfigured as error:
         hint = "See the settings reference of django_workqueue for the keys and their values."
         return [checks.Error(str(error), hint=hint, id="django_workqueue.E001")]
-    return list(_contradictions(settings))
+    return [*_contradictions(settings), *_unknown_database(settings)]
+
+
+def _unknown_database(settings: WorkQueueSettings) -> Iterable[checks.CheckMessage]:
+    if settings.database is not None and settings.database not in connections:
+        yield checks.Error(
+            f"WORKQUEUE: DATABASE names {settings.database!r}, which DATABASES doesn't have",
+            hint="Name an alias of DATABASES, or leave it out for the router's choice.",
+            id="django_workqueue.E004",
+        )
 
 
 def _contradictions(settings: WorkQueueSettings) -> Iterable[checks.CheckMessage]:
@@ -50,12 +60,12 @@ def check_database(
 ) -> list[checks.CheckMessage]:
     """W001: SQLite without the options that several processes need. E003: an unknown vendor."""
     try:
-        used = get_settings().database or "default"
+        alias = get_queue().using
     except ImproperlyConfigured:
+        return []  # E001 says it
+    if alias not in (databases or []) or alias not in connections:
         return []
-    if used not in (databases or []):
-        return []
-    connection = connections[used]
+    connection = connections[alias]
     if connection.vendor == "postgresql":
         return []
     if connection.vendor != "sqlite":
@@ -72,7 +82,7 @@ def check_database(
         return []
     return [
         checks.Warning(
-            f"The SQLite database {used!r} lacks options that several processes need",
+            f"The SQLite database {alias!r} lacks options that several processes need",
             hint='Set OPTIONS to {"transaction_mode": "IMMEDIATE", "timeout": 20, '
             '"init_command": "PRAGMA journal_mode=WAL;"}.',
             id="django_workqueue.W001",

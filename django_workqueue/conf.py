@@ -105,6 +105,8 @@ def parse(raw: Any) -> WorkQueueSettings:
     given = known | _dictionary(SETTING, raw, known)
     policy = _policy("POLICY", given["POLICY"], {})
     queues = _dictionary("QUEUES", given["QUEUES"], None)
+    if not queues:
+        raise ImproperlyConfigured(f"{SETTING}: QUEUES must name at least one queue")
     deployment_id = given["DEPLOYMENT_ID"] or None
     try:
         for name in queues:

@@ -8,7 +8,6 @@ becomes `QueueUnavailableError`.
 
 from __future__ import annotations
 
-from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from django.db import (
 from django.db.models import Min, Q, Sum
 
 from django_workqueue import contract
+from django_workqueue.accepting import TRIES, Intake
 from django_workqueue.conf import get_settings
 from django_workqueue.contract import AsyncVerbs
 from django_workqueue.exceptions import (
@@ -59,13 +59,10 @@ from django_workqueue.managers import (
 )
 from django_workqueue.models import Counter, Failure, Lease, QueueItem, Ready, Waiting
 from django_workqueue.policy import QueuePolicy
-from django_workqueue.reading import ItemReader, accepted_item, claimed_item, decode_payload
+from django_workqueue.reading import ItemReader, claimed_item, decode_payload
 
 T = TypeVar("T")
 
-#: Items per statement of `enqueue_many`.
-ENQUEUE_BATCH: Final = 2000
-_TRIES: Final = 5
 _UNDEFINED_TABLE: Final = "42P01"
 _DEADLOCK: Final = "40P01"
 _COUNTS: Final = tuple(
@@ -128,7 +125,7 @@ class DatabaseWorkQueue(AsyncVerbs):
         wanted = [self._acceptance(item) for item in items]
         if not wanted:
             return ()
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             try:
                 with self._store("enqueue", wanted[0].queue):
                     return tuple(self._accept_within_bounds(wanted))
@@ -140,16 +137,23 @@ class DatabaseWorkQueue(AsyncVerbs):
         raise QueueUnavailableError(queue=wanted[0].queue, operation="enqueue")
 
     def _accept_within_bounds(self, wanted: list[Acceptance]) -> list[WorkItem]:
+        intake = Intake(self.using, self.moves, wanted)
         queues = {each.queue for each in wanted}
-        bounded = any(self.policy_for(queue).max_depth is not None for queue in queues)
-        if len(wanted) == 1 and not bounded:
+        bounds = {queue: self.policy_for(queue).max_depth for queue in queues}
+        if len(wanted) == 1 and not any(bounds.values()):
             # One statement, so no transaction of ours around it.
-            return self._accept(wanted)
+            return intake.accept()
         with self._atomic():
-            items = self._accept(wanted)
-            for queue in queues:
-                self._refuse_overflow(queue, items)
+            items = intake.accept()
+            for queue, new in intake.new.items():
+                self._refuse_overflow(queue, new, bounds[queue])
             return items
+
+    def _refuse_overflow(self, queue: str, new: int, limit: int | None) -> None:
+        counts = self._counts(queue)
+        depth = counts["ready"] + counts["waiting"]
+        if limit is not None and depth > limit:
+            raise QueueFullError(queue=queue, depth=depth - new, limit=limit)
 
     def _acceptance(self, item: WorkItem) -> Acceptance:
         policy = self.policy_for(item.queue).for_item(item)
@@ -175,60 +179,6 @@ class DatabaseWorkQueue(AsyncVerbs):
             enqueued_at=item.enqueued_at,
             available_at=item.available_at,
         )
-
-    def _accept(self, wanted: list[Acceptance]) -> list[WorkItem]:
-        """Store what is new of *wanted*, and answer the rest with its live twins."""
-        answers: dict[int, WorkItem] = {}
-        self._store_free(wanted, range(len(wanted)), answers)
-        for _ in range(_TRIES):
-            if len(answers) == len(wanted):
-                return [answers[place] for place in range(len(wanted))]
-            with self._atomic():
-                self._look_at_holders(wanted, answers)
-        raise QueueUnavailableError(
-            "the holders of the ids or dedupe keys change too fast",
-            queue=wanted[0].queue,
-            operation="enqueue",
-        )
-
-    def _store_free(
-        self, wanted: list[Acceptance], places: Iterable[int], answers: dict[int, WorkItem]
-    ) -> None:
-        """Store those of *wanted* at *places* whose id and key are free."""
-        first = _without_repeats(wanted, places)
-        for start in range(0, len(first), ENQUEUE_BATCH):
-            batch = first[start : start + ENQUEUE_BATCH]
-            for place, stored in self.moves.accept([wanted[place] for place in batch]).items():
-                answers[batch[place]] = accepted_item(wanted[batch[place]], stored)
-
-    def _look_at_holders(self, wanted: list[Acceptance], answers: dict[int, WorkItem]) -> None:
-        """Answer with live twins; else take id and key from their finished holders, and store."""
-        rest = [place for place in range(len(wanted)) if place not in answers]
-        bodies = QueueItem.bodies.db_manager(self.using)
-        # All locked first, in one order, and looked at in a new statement: nobody else can
-        # now free or requeue them, and what they are is what they stay.
-        rows = self._reader.rows(bodies.lock_holders([wanted[place] for place in rest]))
-        holders = _Holders(rows)
-        twins = {place: twin for place in rest if (twin := holders.live_twin(wanted[place]))}
-        shown = self._shown([*twins.values()])
-        answers.update(zip(twins, shown, strict=True))
-        for queue, number in Tally(wanted[place].queue for place in twins).items():
-            self.moves.count_suppressed(queue, number)
-        again = [place for place in rest if place not in twins]
-        bodies.free_names([row.pk for row in rows], [wanted[place] for place in again])
-        for place in again:
-            wanted[place] = replace(wanted[place], fence=holders.fence(wanted[place]))
-        self._store_free(wanted, again, answers)
-
-    def _refuse_overflow(self, queue: str, items: list[WorkItem]) -> None:
-        limit = self.policy_for(queue).max_depth
-        new = sum(item.queue == queue and item.fence is None for item in items)
-        if limit is None or not new:
-            return
-        counts = self._counts(queue)
-        depth = counts["ready"] + counts["waiting"]
-        if depth > limit:
-            raise QueueFullError(queue=queue, depth=depth - new, limit=limit)
 
     # Claiming and holding.
 
@@ -534,42 +484,6 @@ def _sqlstate(error: Error) -> str:
 
 def _is_deadlock(trouble: QueueUnavailableError) -> bool:
     return isinstance(trouble.__cause__, Error) and _sqlstate(trouble.__cause__) == _DEADLOCK
-
-
-def _without_repeats(wanted: Sequence[Acceptance], places: Iterable[int]) -> list[int]:
-    """Those of *places* whose id and key no earlier one of them has."""
-    seen: set[tuple[str, str, str]] = set()
-    first = []
-    for place in places:
-        each = wanted[place]
-        names = {("id", each.tenant, each.item_id)}
-        if each.dedupe_key is not None:
-            names.add(("key", each.tenant, each.dedupe_key))
-        if not names & seen:
-            first.append(place)
-        seen |= names
-    return first
-
-
-class _Holders:
-    """The bodies that hold ids and keys, by these names."""
-
-    def __init__(self, rows: Sequence[Any]) -> None:
-        self._by_id = {(row.tenant, row.item_id): row for row in rows if not row.id_freed}
-        self._by_key = {(row.tenant, row.dedupe_key): row for row in rows if not row.key_freed}
-
-    def live_twin(self, wanted: Acceptance) -> Any:
-        """The live holder of the key, or else of the id."""
-        key = wanted.dedupe_key
-        by_key = self._by_key.get((wanted.tenant, key)) if key is not None else None
-        by_id = self._by_id.get((wanted.tenant, wanted.item_id))
-        live = (row for row in (by_key, by_id) if row and row.state and WorkState(row.state).live)
-        return next(live, None)
-
-    def fence(self, wanted: Acceptance) -> int:
-        """The latest claim number under the id."""
-        row = self._by_id.get((wanted.tenant, wanted.item_id))
-        return int(row.fence or 0) if row else 0
 
 
 def _held_fence(row: Any, worker: str, fence: int | None) -> int | None:

@@ -2,9 +2,10 @@
 What tests of your own need: a fresh queue whose clock the test moves.
 
 >>> queue = make_queue("memory")
->>> item = queue.enqueue(WorkItem(tenant="acme", available_at=in_an_hour))
->>> queue.advance(3600)
->>> queue.claim(worker="w").id == item.id
+>>> item = queue.enqueue(WorkItem(tenant="acme"))
+>>> claim = queue.claim(worker="w", lease_seconds=60)
+>>> queue.advance(61)
+>>> [lapsed.id for lapsed in queue.reap()] == [item.id]
 True
 """
 

@@ -32,6 +32,9 @@ class Elsewhere:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if kind is TimeoutError and self.pid:  # stuck in a lock that nobody will release
+            with connections[self._alias].cursor() as cursor:
+                cursor.execute("select pg_terminate_backend(%s)", [self.pid])
         if self._atomic:
             self.rollback()
         self._thread.submit(connections.close_all).result(PATIENCE)

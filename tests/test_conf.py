@@ -41,6 +41,7 @@ def test_a_queues_own_policy_stands_on_the_policy_of_all(settings):
         ({"QUEUES": {"email": {"max_atempts": 1}}}, "Did you mean 'max_attempts'"),
         ({"QUEUES": {"email": {"max_attempts": "1"}}}, "max_attempts: must be an integer"),
         ({"QUEUES": {"": {}}}, "QUEUES: must not be empty"),
+        ({"QUEUES": {}}, "QUEUES must name at least one queue"),
         ({"WORKER": {"processes": 0}}, "WORKER: processes"),
         ({"WORKER": {"reap_seconds": -5}}, "WORKER: reap_seconds"),
         ({"DEPLOYMENT_ID": "x" * 101}, "DEPLOYMENT_ID"),
@@ -65,6 +66,12 @@ def test_a_drain_that_outlasts_a_lease_is_a_failed_check(settings):
     assert "'quick'" in error.msg
     with pytest.raises(SystemCheckError, match="quick"):
         call_command("check")
+
+
+def test_a_database_that_is_not_configured_is_a_failed_check(settings):
+    settings.WORKQUEUE = {"DATABASE": "nowhere"}
+    [error] = [each for each in run_checks() if each.id == "django_workqueue.E004"]
+    assert "'nowhere'" in error.msg
 
 
 @pytest.mark.django_db(databases="__all__")

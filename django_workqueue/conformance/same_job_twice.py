@@ -271,6 +271,25 @@ class FullQueue(Bench):
         assert self.put("b", dedupe_key="k") == first
         assert self.figures().duplicates_suppressed == 2
 
+    def test_a_queue_beyond_its_bound_still_answers_duplicates(self) -> None:
+        """SPEC 4: what came back may lie above it."""
+        self.start(max_depth=1)
+        held = self.take_new("a")
+        waiting = self.put("b")
+        self.say("release", held)
+        assert self.put("b") == waiting
+        with refused(QueueFullError):
+            self.put("c")
+
+    def test_a_finished_id_is_refused_like_any_other_by_a_full_queue(self) -> None:
+        """SPEC 4: it is a new acceptance."""
+        self.start(max_depth=1)
+        self.say("complete", self.take_new("a"))
+        self.put("b")
+        with refused(QueueFullError):
+            self.put("a")
+        assert self.queue.get("a", tenant="acme").state is WorkState.COMPLETED
+
     def test_several_that_do_not_all_fit_are_refused_together(self) -> None:
         """SPEC 4."""
         self.start(max_depth=3)
