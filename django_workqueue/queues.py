@@ -8,6 +8,7 @@ becomes `QueueUnavailableError`.
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -233,9 +234,9 @@ class DatabaseWorkQueue(AsyncVerbs):
                 # A tenant that ran short leaves a batch short; so does a bad payload.
                 rest = replace(request, limit=min(BATCH, request.limit - len(claimed)))
                 rows = self.moves.claim(rest)
-                if not rows:
-                    break
                 claimed += self._decoded(rows)
+                if _ran_dry(rows, rest.limit):
+                    break
         return claimed
 
     def _decoded(self, rows: Sequence[Row]) -> list[WorkItem]:
@@ -476,6 +477,12 @@ class DatabaseWorkQueue(AsyncVerbs):
             if not connection.in_atomic_block:
                 connection.close_if_unusable_or_obsolete()
             raise QueueUnavailableError(queue=queue, operation=operation) from error
+
+
+def _ran_dry(rows: Sequence[Row], limit: int) -> bool:
+    """True if a claim of *limit* items found every tenant's work at an end."""
+    served = Tally(row["tenant"] for row in rows)
+    return not rows or max(served.values()) < limit // len(served)
 
 
 def _sqlstate(error: Error) -> str:

@@ -41,7 +41,10 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "rest_framework",
     "django_workqueue",
+    "tests.workerapp",
 ]
+# Of a process that a test starts with other settings than the default ones.
+WORKQUEUE = json.loads(os.environ.get("WORKQUEUE_TEST_SETTINGS", "{}"))
 if find_spec("library"):
     INSTALLED_APPS.append("library")
 
