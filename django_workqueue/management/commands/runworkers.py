@@ -1,0 +1,132 @@
+"""Run workers: processes that claim items of the queue and run their handlers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import uuid
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
+
+from django_workqueue.conf import WorkQueueSettings, get_settings
+from django_workqueue.exceptions import InvalidFieldError
+from django_workqueue.items import (
+    MAX_DEPLOYMENT_LENGTH,
+    MAX_QUEUE_LENGTH,
+    MAX_WORKER_LENGTH,
+    require_integer,
+    require_seconds,
+    require_text,
+)
+from django_workqueue.queues import DatabaseWorkQueue
+from django_workqueue.worker.options import WorkerOptions, configure_logging
+from django_workqueue.worker.supervisor import Supervisor
+
+
+class Command(BaseCommand):
+    """Start a supervisor and its processes, and run until they are told to stop."""
+
+    help = (
+        "Runs workers until SIGTERM or SIGINT, which lets running handlers finish; a second "
+        "signal ends at once. Exit codes: 0 after a clean drain, 1 if the options or settings "
+        "are refused, 3 if a worker process died abnormally (it was replaced), 70 if the "
+        "supervisor failed, 128 + number of a second signal."
+    )
+    requires_migrations_checks = True
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Add the options; those of the WORKQUEUE setting are their defaults."""
+        add = parser.add_argument
+        add("--queues", action="append", help="Comma separated. Default: all of QUEUES.")
+        add("--database", help="Alias of the queue's database.")
+        add("--processes", type=int, help="Number of worker processes.")
+        add("--concurrency", type=int, help="Handlers that each process runs at a time.")
+        add("--name", help="Name of this worker. Default: unique for each start.")
+        add("--deployment-id", help="Take the items pinned to it too.")
+        add("--until-empty", action="store_true", help="End once the queues are worked off.")
+        add("--max-items", type=int, help="End after so many items were begun.")
+        add("--stop-timeout", type=float, help="Seconds that handlers get to finish in a drain.")
+
+    def get_check_kwargs(self, options: dict[str, Any]) -> Any:
+        """Check the queue's database too."""
+        kwargs: dict[Any, Any] = super().get_check_kwargs(options)
+        # Wrong settings name no database; the check of the settings is about to say so.
+        with contextlib.suppress(ImproperlyConfigured):
+            kwargs["databases"] = [options["database"] or DatabaseWorkQueue().using]
+        return kwargs
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        settings = get_settings()
+        if not settings.enabled:
+            raise CommandError("The work queue is switched off: WORKQUEUE['ENABLED'] is False.")
+        try:
+            worker = _worker_options(settings, options)
+        except InvalidFieldError as error:
+            raise CommandError(str(error)) from None
+        _refuse_long_drain(settings, worker)
+        configure_logging(worker.verbosity)
+        connections.close_all()  # nothing of ours stays open in this thread
+        if code := Supervisor(worker).run():
+            sys.exit(code)
+
+
+def _worker_options(settings: WorkQueueSettings, options: dict[str, Any]) -> WorkerOptions:
+    """Return what the command line asks for, the settings filled in."""
+    worker = settings.worker
+
+    def given(name: str, default: Any) -> Any:
+        return default if options[name] is None else options[name]
+
+    queues = [name.strip() for text in options["queues"] or [] for name in text.split(",")]
+    alias = options["database"] or DatabaseWorkQueue().using
+    if alias not in connections:
+        raise InvalidFieldError(f"there is no database {alias!r}", field="--database")
+    deployment = given("deployment_id", settings.deployment_id or "")
+    limit = options["max_items"]
+    return WorkerOptions(
+        name=require_text("--name", options["name"] or _unique_name(), MAX_WORKER_LENGTH),
+        boot=str(uuid.uuid4()),
+        alias=alias,
+        queues=tuple(
+            dict.fromkeys(
+                require_text("--queues", name, MAX_QUEUE_LENGTH)
+                for name in queues or settings.queues
+            )
+        ),
+        deployment_id=require_text(
+            "--deployment-id", deployment, MAX_DEPLOYMENT_LENGTH, empty=True
+        ),
+        processes=require_integer("--processes", given("processes", worker.processes), 1, 1000),
+        concurrency=require_integer(
+            "--concurrency", given("concurrency", worker.concurrency), 1, 10_000
+        ),
+        stop_timeout=require_seconds(
+            "--stop-timeout", given("stop_timeout", worker.stop_timeout_seconds)
+        ),
+        poll_seconds=worker.poll_seconds,
+        reap_seconds=worker.reap_seconds,
+        until_empty=options["until_empty"],
+        max_items=None if limit is None else require_integer("--max-items", limit, 1, 2**62),
+        verbosity=options["verbosity"],
+    )
+
+
+def _unique_name() -> str:
+    return f"{socket.gethostname()[:150]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _refuse_long_drain(settings: WorkQueueSettings, worker: WorkerOptions) -> None:
+    leases = {queue: settings.policy_for(queue).lease_seconds for queue in worker.queues}
+    queue = min(leases, key=lambda name: leases[name])
+    if worker.stop_timeout >= leases[queue]:
+        raise CommandError(
+            f"The stop timeout of {worker.stop_timeout:g} s is not below the lease_seconds of "
+            f"queue {queue!r}, {leases[queue]:g} s: a drain must end before a lease does."
+        )

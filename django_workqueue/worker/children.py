@@ -1,0 +1,204 @@
+"""
+The supervisor's view of its worker processes: how one is started, what it holds, and
+whether it lives.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Final, Protocol
+
+from django_workqueue.worker.channel import Channel
+from django_workqueue.worker.options import SILENCE, WorkerOptions
+
+# The path first: where the project is found may be something that manage.py arranged; and
+# settings may depend on which command runs.
+_BOOTSTRAP: Final = (
+    "import json, sys; descriptor = int(sys.argv[1]);"
+    " sys.path[:], sys.argv[:] = json.loads(sys.argv[2]);"
+    " from django_workqueue.worker.process import main; main(descriptor)"
+)
+
+
+#: Seconds after its time limit for which a handler that doesn't stop keeps its lease.
+TIMEOUT_GRACE: Final = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class HeldLease:
+    """A claim that a process holds. Times are of the monotonic clock, in seconds."""
+
+    item: int
+    fence: int
+    seconds: float
+    timeout: float | None
+    #: When to renew it, or to see that it is overdue.
+    look_at: float
+    begun: bool = False
+    #: When the supervisor is to end it, because its handler doesn't stop.
+    overdue_at: float = math.inf
+    cancel_told: bool = False
+
+    def begin(self, at: float) -> None:
+        """Note that its handler began."""
+        self.begun = True
+        if self.timeout is not None:
+            self.overdue_at = at + self.timeout + TIMEOUT_GRACE
+            self.look_again(self.look_at)
+
+    def look_again(self, at: float) -> None:
+        """Look again at that time, or when it is overdue."""
+        self.look_at = min(at, self.overdue_at)
+
+
+@dataclass
+class News:
+    """What a renewal that began *at* found out about the claims of one process."""
+
+    at: float
+    renewed: list[tuple[int, int]] = field(default_factory=list)
+    lost: list[tuple[int, int, str]] = field(default_factory=list)
+    cancelled: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Child:
+    """One worker process."""
+
+    def __init__(
+        self, number: int, budget: int | None, popen: subprocess.Popen[bytes], channel: Channel
+    ) -> None:
+        self.number = number
+        #: How many items it may begin; None: no limit.
+        self.budget = budget
+        self.popen = popen
+        self.channel = channel
+        self.born = time.monotonic()
+        #: When it is killed if it hasn't ended; infinity: it isn't being ended.
+        self.deadline = math.inf
+        self.leases: dict[int, HeldLease] = {}
+        #: How many items it has begun.
+        self.begun = 0
+        #: It has free slots, and found nothing more due.
+        self.hungry = False
+        #: It claims nothing more, and will end.
+        self.leaving = False
+        #: The queues for which it was woken, until it shows what it found there.
+        self.woken_for: list[str] = []
+        #: False once its end of the channel is closed.
+        self.connected = True
+        #: The supervisor has killed it, so that its death is no accident.
+        self.killed = False
+        self._heard = self.born
+        self._cpu_ticks = -1
+        self._cpu_moved = self.born
+
+    @property
+    def idle(self) -> bool:
+        """True if it holds nothing and found nothing due."""
+        return self.hungry and not self.leases and not self.leaving
+
+    def heard(self) -> None:
+        """Note a sign of life."""
+        self._heard = time.monotonic()
+
+    def responsive(self) -> bool:
+        """
+        True if it can be expected to get on with what it holds: it is not stopped, and
+        either it was heard of lately or it uses the processor (a handler that holds the
+        interpreter's lock keeps it silent, and works).
+        """
+        now = time.monotonic()
+        state, ticks = _process_state(self.popen.pid)
+        if ticks != self._cpu_ticks:
+            self._cpu_ticks, self._cpu_moved = ticks, now
+        if state in ("T", "t"):
+            return False
+        return now - max(self._heard, self._cpu_moved) < SILENCE
+
+    def kill(self) -> None:
+        """End it at once, and on purpose."""
+        self.killed = True
+        with suppress(ProcessLookupError):
+            self.popen.kill()
+
+
+class Crew(Protocol):
+    """
+    What the duties beside the supervisor's main thread know of it. `children` and `post`
+    may be called from their threads; every other call is to be posted.
+    """
+
+    def children(self) -> list[Child]:
+        """Return the processes that have not been seen to end."""
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have *call* made in the main thread."""
+
+    def booted(self) -> None:
+        """Take note that claiming may begin."""
+
+    def wake(self, queues: Sequence[str]) -> None:
+        """Have a process with free slots look into *queues*."""
+
+    def tell(self, child: Child, news: News) -> None:
+        """Pass on what a renewal found out."""
+
+    def overdue(self, child: Child, lease: HeldLease) -> None:
+        """End an attempt whose handler doesn't stop at its time limit."""
+
+    def drain(self, reason: str) -> None:
+        """End all processes in order."""
+
+    def failed(self) -> None:
+        """Take note that duties are no longer done."""
+
+
+def _process_state(pid: int) -> tuple[str, int]:
+    """Return the state letter and the processor time, in ticks; ("", -1) where unknown."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return "", -1
+    return fields[0].decode(), int(fields[11]) + int(fields[12])
+
+
+def start_child(options: WorkerOptions, number: int, budget: int | None) -> Child:
+    """
+    Start a worker process.
+
+    A plain command and not `multiprocessing`: it does not run the project's main module
+    again, needs no helper process, and inherits nothing but its end of the channel.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs, _signals_blocked():
+        command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions)]
+        told = json.dumps([[str(entry) for entry in sys.path], sys.argv])
+        command += ["-c", _BOOTSTRAP, str(theirs.fileno()), told]
+        popen = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=os.environ
+        )
+    channel = Channel(ours)
+    channel.post("configure", number, budget, asdict(options))
+    return Child(number, budget, popen, channel)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    # The child inherits it, and unblocks once it can take signals: none is lost, and none
+    # ends it while Python starts.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,169 @@
+"""How the attempts of a process ended, until the database has it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.db import DataError, Error, IntegrityError, OperationalError
+
+from django_workqueue.failures import FailureKind, describe
+from django_workqueue.items import WorkState
+from django_workqueue.managers import BATCH, Completion, EndedAttempt, Release
+from django_workqueue.models import Failure, Finished
+from django_workqueue.queues import DatabaseWorkQueue
+from django_workqueue.worker.attempts import Held, Settlement, log_lost
+
+logger: Final = logging.getLogger("django_workqueue")
+
+#: Seconds until a settlement is tried again whose lease somebody else has locked.
+LOCKED_DELAY: Final = 1.0
+_LOCK_TIMEOUT: Final = "55P03"
+
+
+@dataclass(eq=False, slots=True)
+class Ending:
+    """A settlement to be stored. `held` is None for an item that no handler was found for."""
+
+    settlement: Settlement
+    held: Held | None
+    #: It was sent once, and the answer has not come.
+    unanswered: bool = False
+    not_before: float = 0.0
+
+    @property
+    def job_id(self) -> int:
+        """The item's job id."""
+        return self.settlement.item
+
+
+class Settling:
+    """
+    The settlements that are to be stored, in batches.
+
+    Repeating one is safe: it is known by its fence. One that is refused is logged and
+    dropped, as is one whose lease has surely run out meanwhile.
+    """
+
+    def __init__(self, queue: DatabaseWorkQueue, worker: str) -> None:
+        self._queue = queue
+        self._worker = worker
+        self._endings: dict[int, Ending] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._endings)
+
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._endings
+
+    def add(self, settlement: Settlement, held: Held | None = None) -> None:
+        """Take in how an item ended; the first word on it counts."""
+        self._endings.setdefault(settlement.item, Ending(settlement, held))
+
+    def next_at(self) -> float | None:
+        """When there is something to store, by the monotonic clock; None: nothing."""
+        return min((ending.not_before for ending in self._endings.values()), default=None)
+
+    def due(self) -> list[Ending]:
+        """Return a batch of what is to be stored now."""
+        now = time.monotonic()
+        return [each for each in self._endings.values() if each.not_before <= now][:BATCH]
+
+    def drop_lapsed(self) -> list[int]:
+        """Give up what can't be stored any more; return the job ids."""
+        lapsed = [
+            each
+            for each in self._endings.values()
+            if each.unanswered and each.held is not None and each.held.lapsed()
+        ]
+        for each in lapsed:
+            assert each.held is not None
+            log_lost(each.held, "expired before its end could be stored")
+            del self._endings[each.job_id]
+        return [each.job_id for each in lapsed]
+
+    def store(self, batch: Sequence[Ending]) -> dict[int, WorkState]:
+        """Store a batch in as few statements as there are kinds; return the new states."""
+        told = [each.settlement for each in batch]
+        moves = self._queue.moves
+        return (
+            moves.complete(self._worker, _of(Completion, told))
+            | moves.fail(self._worker, _of(EndedAttempt, told))
+            | moves.release(self._worker, _of(Release, told))
+        )
+
+    def store_singly(self, batch: Sequence[Ending]) -> dict[int, WorkState]:
+        """Store a batch of which one is bad, or locked by somebody: the rest gets through."""
+        states: dict[int, WorkState] = {}
+        for each in batch:
+            try:
+                states |= self.store([each])
+            except (DataError, IntegrityError) as error:
+                each.settlement = _refused(each.settlement, error)
+                states |= self.store([each])
+            except OperationalError as error:
+                if not from_one_row(error):
+                    raise
+                each.not_before = time.monotonic() + LOCKED_DELAY
+        return states
+
+    def done(self, batch: Sequence[Ending], states: Mapping[int, WorkState]) -> list[int]:
+        """Forget what was answered; return the job ids. Postponed ones stay."""
+        answered = [each for each in batch if each.not_before <= time.monotonic()]
+        for each in answered:
+            state = states.get(each.job_id)
+            if each.held is not None:
+                self._log(each, each.held, state)
+            del self._endings[each.job_id]
+        return [each.job_id for each in answered]
+
+    def _log(self, ending: Ending, held: Held, state: WorkState | None) -> None:
+        settlement = ending.settlement
+        if state is None:
+            if not (ending.unanswered and self._stands(settlement)):
+                log_lost(held, held.stopped or "expired or taken")
+        elif isinstance(settlement, EndedAttempt):
+            logger.log(
+                logging.WARNING if state is WorkState.DEAD_LETTERED else logging.INFO,
+                "attempt failed: queue=%s tenant=%s item=%s attempt=%s kind=%s now=%s error=%s",
+                held.item.queue,
+                held.item.tenant,
+                held.item.id,
+                held.item.attempt,
+                settlement.kind,
+                state,
+                settlement.text.message.partition("\n")[0][:200],
+            )
+
+    def _stands(self, settlement: Settlement) -> bool:
+        """True if an earlier try of this settlement was stored after all."""
+        names = {"item_id": settlement.item, "fence": settlement.fence}
+        if isinstance(settlement, Completion):
+            finished = Finished.objects.using(self._queue.using).filter(**names)
+            return finished.filter(state=WorkState.COMPLETED).exists()
+        if isinstance(settlement, EndedAttempt):
+            failures = Failure.objects.using(self._queue.using).filter(**names)
+            return failures.filter(kind=settlement.kind).exists()
+        return True
+
+
+def from_one_row(error: Error) -> bool:
+    """True if the error may come from a single row of a batch."""
+    sqlstate = getattr(error.__cause__, "sqlstate", None)
+    return isinstance(error, DataError | IntegrityError) or sqlstate == _LOCK_TIMEOUT
+
+
+def _of(kind: type[Any], settlements: Sequence[Settlement]) -> list[Any]:
+    return [each for each in settlements if isinstance(each, kind)]
+
+
+def _refused(settlement: Settlement, error: Error) -> EndedAttempt:
+    return EndedAttempt(
+        item=settlement.item,
+        fence=settlement.fence,
+        kind=FailureKind.ERROR,
+        text=describe(f"the end of the attempt could not be stored: {error}"),
+    )

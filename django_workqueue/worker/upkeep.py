@@ -1,0 +1,298 @@
+"""
+The supervisor's upkeep: presence, adoption, the claims of dead processes, the reaper,
+promotion, counters, and whether there is work for idle processes.
+
+It never touches a process: what it finds out is posted to the supervisor's main thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final
+
+from django.db.models import Exists, Max, Q, Sum
+from django.db.models.functions import Now
+
+import django_workqueue
+from django_workqueue.failures import FailureKind, describe
+from django_workqueue.managers import BATCH, PROMOTED_PER_CLAIM, EndedAttempt, Release
+from django_workqueue.models import Counter, Lease, Ready, Turn, Waiting, WorkerProcess
+from django_workqueue.policy import WORKER_DIED, WORKER_SHUTDOWN
+from django_workqueue.queues import DatabaseWorkQueue
+from django_workqueue.worker.children import Crew, HeldLease
+from django_workqueue.worker.duty import DutyThread
+from django_workqueue.worker.options import WorkerOptions, exceeded
+
+logger: Final = logging.getLogger("django_workqueue")
+
+#: Seconds between two signs of presence; without one for how long a worker counts as dead;
+#: and after how long its row goes.
+PRESENCE_PERIOD: Final = 5.0
+PRESENCE_LAPSE: Final = 15.0
+PRESENCE_KEPT: Final = 3600.0
+#: Counter rows beyond which they are folded, and batches that the reaper takes in a pass.
+_COUNTERS_LEFT: Final = 100
+_REAPED_IN_A_PASS: Final = 25
+
+_TEXTS: Final = {FailureKind.DIED: WORKER_DIED, FailureKind.SHUTDOWN: WORKER_SHUTDOWN}
+
+
+@dataclass(eq=False, kw_only=True)
+class Death:
+    """A process that has ended, with the claims (fence by item) that it had begun."""
+
+    process: int
+    begun: dict[int, int]
+    kind: FailureKind
+    #: Until then a claim that it had sent may still be carried out by the server.
+    watched_until: float
+
+
+class _Duty:
+    """Something to do every so many seconds."""
+
+    def __init__(self, every: float, run: Callable[[], None]) -> None:
+        self.every = every
+        self.run = run
+        self.at = 0.0
+
+
+class Upkeep(DutyThread):
+    """Does the duties of one worker, each in its period. Everything else is in its turn."""
+
+    def __init__(self, options: WorkerOptions, crew: Crew) -> None:
+        super().__init__("upkeep", options.alias, crew)
+        self._options = options
+        self._queue = DatabaseWorkQueue(options.alias)
+        self._moves = self._queue.moves
+        self._lanes = {"", options.deployment_id}
+        self._deaths: list[Death] = []
+        self._overdue: list[HeldLease] = []
+        self._booted = False
+        self._started_at: datetime | None = None
+        # Whether an older start of this name was alive when it was last looked for.
+        self._has_twin = True
+        self.draining = False
+        self._polling = _Duty(options.poll_seconds, self._poll)
+        self._duties = [
+            _Duty(PRESENCE_PERIOD, self._show_presence),
+            _Duty(options.reap_seconds, self._reap),
+            _Duty(options.reap_seconds, self._tidy),
+            self._polling,
+        ]
+
+    def bury(self, death: Death) -> None:
+        """Settle the claims of a process that has ended. From the main thread."""
+        self._deaths.append(death)
+        self.nudge()
+
+    def time_out(self, lease: HeldLease) -> None:
+        """Fail an attempt whose handler doesn't stop. From the main thread."""
+        self._overdue.append(lease)
+        self.nudge()
+
+    def look(self) -> None:
+        """Ask at once whether something is due, or anything left. From the main thread."""
+        self._polling.at = 0.0
+        self.nudge()
+
+    def turn(self) -> float | None:
+        self._settle_deaths()
+        self._settle_overdue()
+        now = time.monotonic()
+        for duty in self._duties:
+            if duty.at <= now:
+                duty.run()
+                duty.at = now + duty.every
+        if not self._booted:  # present, and what older starts left is adopted
+            self._booted = True
+            self._warn_of_unserved()
+            self._post(self._crew.booted)
+        return max(0.0, min(duty.at for duty in self._duties) - time.monotonic())
+
+    def finish(self) -> None:
+        self._settle_deaths()
+        self._all(WorkerProcess).filter(boot=self._options.boot).delete()
+
+    def _all(self, model: Any) -> Any:
+        return model._base_manager.using(self._alias)
+
+    # Presence.
+
+    def _show_presence(self) -> None:
+        """Tell that this worker lives, take over from older starts that don't, and drain
+        if there is a newer one."""
+        options, now = self._options, self._moves.now()
+        state = "draining" if self.draining else "running"
+        own = self._all(WorkerProcess).filter(boot=options.boot)
+        if not own.update(seen_at=now, state=state):
+            self._appear(state, now)
+        self._all(WorkerProcess).filter(seen_at__lt=now - timedelta(seconds=PRESENCE_KEPT)).delete()
+        others = self._all(WorkerProcess).filter(name=options.name).exclude(boot=options.boot)
+        living = [row for row in others if _lives(row, now)]
+        if self._has_twin:
+            self._adopt([row.boot for row in living])
+        if any(row.started_at > self._started_at for row in living):
+            self._post(partial(self._crew.drain, "a newer start has the same name"))
+
+    def _appear(self, state: str, now: datetime) -> None:
+        options = self._options
+        self._started_at = self._started_at or now
+        self._all(WorkerProcess).create(
+            boot=options.boot,
+            name=options.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state=state,
+            version=django_workqueue.__version__,
+            queues=list(options.queues),
+            deployment_id=options.deployment_id,
+            settings={"processes": options.processes, "concurrency": options.concurrency},
+            started_at=self._started_at,
+            seen_at=now,
+        )
+
+    def _adopt(self, living: list[str]) -> None:
+        adopted = self._moves.adopt(self._options.name, [self._options.boot, *living])
+        if adopted:
+            logger.warning("adopted: worker=%s items=%d", self._options.name, len(adopted))
+        self._has_twin = bool(living)
+
+    def _warn_of_unserved(self) -> None:
+        live = Sum("ready") + Sum("waiting") + Sum("claimed")
+        queues = self._all(Counter).order_by().values("queue").annotate(live=live)
+        now = self._moves.now()
+        served = {q for row in self._all(WorkerProcess) if _lives(row, now) for q in row.queues}
+        unserved = sorted({row["queue"] for row in queues if row["live"]} - served)
+        if unserved:
+            logger.warning("queues with work that nobody serves: %s", ", ".join(unserved))
+
+    # The dead.
+
+    def _settle_deaths(self) -> None:
+        now = time.monotonic()
+        for death in [*self._deaths]:
+            self._settle_death(death)
+            if death.watched_until <= now:
+                self._deaths.remove(death)
+
+    def _settle_death(self, death: Death) -> None:
+        """End what it had begun, and give back what it only held."""
+        worker, text = self._options.name, describe(_TEXTS[death.kind])
+        leases = self._all(Lease).filter(
+            worker=worker, boot=self._options.boot, process=death.process
+        )
+        begun, unspent = [], []
+        for item, fence in leases.values_list("item_id", "fence"):
+            if death.begun.get(item) == fence:
+                begun.append(
+                    EndedAttempt(item=item, fence=fence, kind=death.kind, text=text, delay=0.0)
+                )
+            else:
+                unspent.append(Release(item=item, fence=fence))
+        ended = self._moves.fail(worker, begun)
+        released = self._moves.release(worker, unspent)
+        if ended or released:
+            logger.warning(
+                "took over from process: process=%d kind=%s begun=%d unspent=%d",
+                death.process,
+                death.kind,
+                len(ended),
+                len(released),
+            )
+            self._polling.at = 0.0
+
+    def _settle_overdue(self) -> None:
+        for lease in [*self._overdue]:
+            text = describe(exceeded(lease.timeout))
+            attempt = EndedAttempt(
+                item=lease.item, fence=lease.fence, kind=FailureKind.TIMEOUT, text=text
+            )
+            if self._moves.fail(self._options.name, [attempt]):
+                logger.warning("handler overdue: item=%d fence=%d", lease.item, lease.fence)
+            self._overdue.remove(lease)
+
+    # The queues.
+
+    def _reap(self) -> None:
+        for _ in range(_REAPED_IN_A_PASS):
+            reaped = self._moves.reap(BATCH)
+            if reaped:
+                logger.warning("reaped lapsed claims: items=%d", len(reaped))
+            if len(reaped) < BATCH:
+                break
+
+    def _tidy(self) -> None:
+        """Promote what is due beyond what claims do, fold counters, drop old turns."""
+        for queue in self._options.queues:
+            while self._moves.promote(queue) == PROMOTED_PER_CLAIM:
+                pass
+        if self._all(Counter)[_COUNTERS_LEFT : _COUNTERS_LEFT + 1].exists():
+            self._moves.fold_counters()
+        turns = self._all(Turn).filter(queue__in=self._options.queues).order_by()
+        for row in turns.values("queue", "deployment_id").annotate(newest=Max("number")):
+            self._moves.trim_turns(**row)
+
+    def _poll(self) -> None:
+        """Wake idle processes if something is due; end if nothing is left to wait for."""
+        children = [*self._crew.children()]
+        if self.draining or not any(child.hungry for child in children):
+            return
+        if due := self._due():
+            self._post(partial(self._crew.wake, due))
+        elif (
+            self._options.until_empty
+            and all(child.idle for child in children)
+            and not self._unfinished()
+        ):
+            self._post(partial(self._crew.drain, "nothing is left"))
+
+    def _due(self) -> list[str]:
+        """The served queues with something claimable now, in one statement."""
+        lanes = {"deployment_id__in": self._lanes}
+        questions: dict[str, Exists] = {}
+        for place, queue in enumerate(self._options.queues):
+            ready = self._all(Ready).filter(queue=queue, **lanes)
+            late = self._all(Waiting).filter(queue=queue, due_at__lte=Now(), **lanes)
+            questions |= {f"ready_{place}": Exists(ready), f"late_{place}": Exists(late)}
+        # Of the row that is surely there and only one: our own.
+        own = self._all(WorkerProcess).filter(boot=self._options.boot)
+        for row in own.values(**questions):
+            return [
+                queue
+                for place, queue in enumerate(self._options.queues)
+                if row[f"ready_{place}"] or row[f"late_{place}"]
+            ]
+        return []
+
+    def _unfinished(self) -> bool:
+        """True while the served queues hold something claimed or backing off."""
+        own = {"queue__in": self._options.queues, "deployment_id__in": self._lanes}
+        back = Q(cause__in=[Waiting.Cause.BACKOFF, Waiting.Cause.RELEASED])
+        return bool(
+            self._all(Lease).filter(**own).exists()
+            or self._all(Waiting).filter(back, **own).exists()
+            or self._all(Ready).filter(**own).exists()
+        )
+
+
+def _lives(row: WorkerProcess, now: datetime) -> bool:
+    """True if a worker was seen lately and, where that can be told, its process runs."""
+    if row.seen_at <= now - timedelta(seconds=PRESENCE_LAPSE):
+        return False
+    if row.host != socket.gethostname():
+        return True
+    try:
+        os.kill(row.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,623 @@
+"""`manage.py runworkers` with real processes: what ends it, and what no end may lose."""
+
+import json
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+
+from django_workqueue import QueuePolicy, WorkItem, WorkState
+from django_workqueue.doctor import examine
+from django_workqueue.models import Failure, Lease, Waiting, WorkerProcess
+from django_workqueue.policy import WORKER_DIED, WORKER_RESTARTED, WORKER_SHUTDOWN
+from django_workqueue.queues import DatabaseWorkQueue
+from django_workqueue.testing import make_queue
+from tests.workerapp.models import Trace
+from tests.workers import ROOT, Worker, eventually, kill, runs
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+ADDRESS = ("NAME", "USER", "PASSWORD", "HOST", "PORT")
+POSTGRESQL = pytest.mark.parametrize("backend", ["postgresql"])
+
+
+class Scene:
+    """A queue, the workers that a test starts on it, and what their handlers leave behind."""
+
+    def __init__(self, queue, environment, folder, theirs=None):
+        self.queue = queue
+        self.alias = queue.using
+        #: The alias of the same database in the processes.
+        self.theirs = theirs or self.alias
+        self.folder = folder
+        self.environment = environment
+        self._workers = []
+
+    def enqueue(self, handler, id, **fields):
+        payload = {"alias": self.theirs, "until": str(self.file(id))} | fields.pop("payload", {})
+        item = WorkItem(tenant="t", id=id, handler=handler, payload=payload, **fields)
+        return self.queue.enqueue(item)
+
+    def start(self, *options, **more):
+        log = self.folder / f"worker-{len(self._workers)}.log"
+        worker = Worker(self.environment, log, "--database", self.theirs, *options, **more)
+        self._workers.append(worker)
+        return worker
+
+    def drain(self, *options, **more):
+        """Have a worker work the queue off; return its exit code."""
+        return self.start("--until-empty", *options, **more).wait()
+
+    def file(self, id):
+        """The file for which the handler of the item *id* waits."""
+        return self.folder / id
+
+    def item(self, id):
+        return self.queue.get(id, tenant="t")
+
+    def state(self, id):
+        return self.item(id).state
+
+    def traces(self, what, id):
+        return list(Trace.objects.using(self.alias).filter(what=what, item=id).order_by("pk"))
+
+    def started(self, id, times=1):
+        """Wait until the item *id* was started so often; return who did it last."""
+        return eventually(lambda: self.traces("started", id)[times - 1 :])[-1].pid
+
+    def completed(self, *ids):
+        """Wait until the items are completed."""
+        eventually(lambda: all(self.state(id) is WorkState.COMPLETED for id in ids))
+
+    def leases(self):
+        return Lease.objects.using(self.alias)
+
+    def prefetched(self, slots, *ids, stop_timeout=5):
+        """Have waiting items in the hands of one process with so many slots.
+
+        Items that last no time come first, so that the process begins to prefetch.
+        """
+        quick = [WorkItem(tenant="t", handler="nothing", priority=1) for _ in range(60)]
+        self.queue.enqueue_many(quick)
+        for id in ids:
+            self.enqueue("wait", id)
+        options = ("--concurrency", str(slots), "--stop-timeout", str(stop_timeout))
+        worker = self.start("--processes", "1", *options)
+        for id in ids[:slots]:
+            self.started(id)
+        eventually(lambda: self.leases().count() == len(ids))
+        return worker
+
+    def close(self):
+        for worker in self._workers:
+            worker.close()
+            print(worker.log)
+
+
+@pytest.fixture
+def scene(process_environment, tmp_path):
+    """Makes the scene of a test, and clears it away."""
+    scenes = []
+
+    def make(backend, policy=None):
+        scenes.append(Scene(make_queue(backend, policy), process_environment, tmp_path))
+        return scenes[-1]
+
+    yield make
+    for each in scenes:
+        each.close()
+        assert examine(each.alias) == []
+
+
+# Working.
+
+
+@BOTH
+def test_until_empty_drains_sync_and_async_items_with_two_processes(backend, scene):
+    it = scene(backend)
+    sync = [f"sync-{n}" for n in range(60)]
+    asynchronous = [f"async-{n}" for n in range(12)]
+    for id in sync:
+        it.enqueue("leave_trace", id)
+    for id in asynchronous:
+        it.enqueue("leave_trace_async", id)
+    assert it.drain("--processes", "2", "--concurrency", "4") == 0
+    for id in sync + asynchronous:
+        assert (it.state(id), len(it.traces("ran", id))) == (WorkState.COMPLETED, 1)
+    assert it.item("sync-0").result == {"fence": 1}
+    assert it.item("async-0").result == {"thread": "workqueue-loop"}
+    assert not WorkerProcess.objects.using(it.alias).exists()
+
+
+@BOTH
+def test_how_an_attempt_ends_decides_where_its_item_goes(backend, scene):
+    it = scene(backend, QueuePolicy(max_attempts=2, backoff_seconds=0))
+    for handler in ("exit", "reject", "retry_at_once", "return_rubbish"):
+        it.enqueue(handler, handler)
+    it.enqueue("absent", "unknown", priority=100)
+    it.enqueue("leave_trace", "good", priority=-100)
+    assert it.drain("--concurrency", "1", "--processes", "1") == 0
+    failures = {id: it.item(id).failures for id in ("exit", "reject", "retry_at_once")}
+    assert failures == {
+        "exit": ("SystemExit: not the end of the process",) * 2,
+        "reject": ("Reject: of no use",),
+        "retry_at_once": ("Retry: asked to be retried",) * 2,
+    }
+    assert "object is not a JSON type" in it.item("return_rubbish").failures[0]
+    assert {it.state(id) for id in (*failures, "return_rubbish")} == {WorkState.DEAD_LETTERED}
+    # Unspent, and out of the way of the item behind it.
+    assert (it.state("unknown"), it.item("unknown").attempts) == (WorkState.QUEUED, 0)
+    waiting = Waiting.objects.using(it.alias).get(cause="unknown_handler")
+    assert waiting.item_id == it.item("unknown").job_id
+    assert it.state("good") is WorkState.COMPLETED
+
+
+@POSTGRESQL
+def test_max_items_ends_the_worker_after_so_many(backend, scene):
+    it = scene(backend)
+    for n in range(12):
+        it.enqueue("leave_trace", f"item-{n}")
+    assert it.start("--max-items", "5", "--processes", "2").wait() == 0
+    assert (it.queue.stats().completed, it.queue.stats().depth) == (5, 7)
+
+
+@POSTGRESQL
+def test_a_worker_takes_the_items_of_its_queues_and_its_deployment_only(backend, scene):
+    it = scene(backend)
+    it.enqueue("leave_trace", "elsewhere", queue="elsewhere")
+    it.enqueue("leave_trace", "pinned", deployment_id="v2")
+    for queue in ("default", "mail"):
+        it.enqueue("leave_trace", queue, queue=queue)
+    assert it.drain("--queues", "default,mail") == 0
+    states = {id: str(it.state(id)) for id in ("default", "mail", "elsewhere", "pinned")}
+    assert states == {
+        "default": "completed",
+        "mail": "completed",
+        "elsewhere": "queued",
+        "pinned": "queued",
+    }
+    assert it.drain("--deployment-id", "v2") == 0
+    assert it.state("pinned") is WorkState.COMPLETED
+
+
+@POSTGRESQL
+def test_an_idle_worker_finds_new_work_and_what_becomes_due(backend, scene):
+    it = scene(backend, QueuePolicy(backoff_seconds=0.3))
+    worker = it.start("--processes", "2")
+    eventually(lambda: len(worker.children()) == 2)
+    it.enqueue("leave_trace", "new")
+    it.completed("new")
+    it.enqueue("return_rubbish", "again", max_attempts=2)
+    eventually(lambda: it.state("again") is WorkState.DEAD_LETTERED)
+
+
+def test_the_path_and_the_arguments_of_a_manage_py_reach_its_processes(
+    scene, process_environment, tmp_path
+):
+    it = scene("sqlite")
+    it.enqueue("leave_trace", "one")
+    project = tmp_path / "project"
+    project.mkdir()
+    # Without the guard: a process that ran it again would start workers of its own.
+    (project / "manage.py").write_text(
+        "import os, sys\n"
+        f"sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'testproject')!r}]\n"
+        "from django.core.management import execute_from_command_line\n"
+        "execute_from_command_line(sys.argv)\n"
+    )
+    (project / "settings_of_the_project.py").write_text(
+        "import sys\nassert 'runworkers' in sys.argv, sys.argv\nfrom tests.settings import *\n"
+    )
+    process_environment["DJANGO_SETTINGS_MODULE"] = "settings_of_the_project"
+    del process_environment["PYTHONPATH"]
+    assert it.drain(command=(str(project / "manage.py"),), cwd=tmp_path) == 0
+    assert it.state("one") is WorkState.COMPLETED
+
+
+# Deaths.
+
+
+@BOTH
+def test_what_a_killed_process_had_begun_runs_elsewhere_within_about_a_second(backend, scene):
+    it = scene(backend)
+    worker = it.start("--processes", "2")
+    it.enqueue("wait", "one")
+    victim = it.started("one")
+    began = time.monotonic()
+    kill(victim)
+    successor = it.started("one", times=2)
+    print(f"redelivered after {time.monotonic() - began:.3f} s")
+    assert successor != victim
+    assert it.item("one").failures == (WORKER_DIED,)
+    assert Failure.objects.using(it.alias).get().kind == "died"
+    eventually(lambda: len(worker.children()) == 2 and victim not in worker.children())
+    it.file("one").touch()
+    it.completed("one")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 3
+
+
+@BOTH
+def test_what_a_killed_process_only_held_is_given_back_unspent(backend, scene):
+    it = scene(backend)
+    begun, held = ["begun-1", "begun-2"], ["held-1", "held-2", "held-3"]
+    worker = it.prefetched(2, *begun, *held)
+    kill(worker.children()[0])
+    for id in begun:
+        it.started(id, times=2)
+    assert [it.item(id).failures for id in begun] == [(WORKER_DIED,)] * 2
+    assert [it.item(id).attempts for id in held] == [0, 0, 0]
+    assert not any(it.traces("started", id) for id in held)
+    for id in begun + held:
+        it.file(id).touch()
+    it.completed(*begun, *held)
+    assert [it.item(id).attempts for id in held] == [0, 0, 0]
+
+
+@BOTH
+def test_a_handler_that_ends_its_process_is_started_exactly_max_attempts_times(backend, scene):
+    it = scene(backend)
+    it.enqueue("die", "thrice", max_attempts=3)
+    it.enqueue("die", "once", max_attempts=1)
+    it.enqueue("leave_trace", "good", priority=-1)
+    assert it.drain("--processes", "1", "--concurrency", "1") == 3
+    assert len(it.traces("started", "thrice")) == 3
+    assert len(it.traces("started", "once")) == 1
+    assert it.item("thrice").failures == (WORKER_DIED,) * 3
+    assert it.item("once").failures == (WORKER_DIED,)
+    assert {it.state("thrice"), it.state("once")} == {WorkState.DEAD_LETTERED}
+    assert it.state("good") is WorkState.COMPLETED
+
+
+@POSTGRESQL
+def test_processes_end_when_their_supervisor_is_killed(backend, scene):
+    it = scene(backend)
+    worker = it.start("--processes", "2")
+    it.enqueue("wait", "deaf")
+    it.enqueue("wait_politely", "polite")
+    it.started("deaf")
+    it.started("polite")
+    children = worker.children()
+    assert len(children) == 2
+    kill(worker.pid)
+    eventually(lambda: not any(map(runs, children)))
+    assert {it.item(id).failures for id in ("deaf", "polite")} == {(WORKER_SHUTDOWN,)}
+    it.file("deaf").touch()
+    it.file("polite").touch()
+    assert it.drain() == 0
+    assert {it.state("deaf"), it.state("polite")} == {WorkState.COMPLETED}
+
+
+@BOTH
+def test_what_is_left_when_everything_is_killed_comes_back_with_its_lease(backend, scene):
+    it = scene(backend, QueuePolicy(lease_seconds=1, backoff_seconds=0))
+    worker = it.start("--processes", "1")
+    it.enqueue("wait", "one")
+    it.started("one")
+    for pid in [*worker.children(), worker.pid]:
+        kill(pid)
+    it.file("one").touch()
+    assert it.drain() == 0
+    assert (it.state("one"), it.item("one").attempts) == (WorkState.COMPLETED, 1)
+    assert Failure.objects.using(it.alias).get().kind == "lapsed"
+
+
+@BOTH
+def test_a_worker_that_comes_back_under_its_name_adopts_what_it_held(backend, scene):
+    it = scene(backend)
+    worker = it.start("--name", "stable", "--processes", "1")
+    it.enqueue("wait", "one")
+    it.started("one")
+    for pid in [*worker.children(), worker.pid]:
+        kill(pid)
+    worker.process.wait()
+    it.file("one").touch()
+    assert it.drain("--name", "another", "--max-items", "1", settings={"QUEUES": {"none": {}}}) == 0
+    assert it.state("one") is WorkState.CLAIMED  # nobody else's to adopt, and its lease stands
+    assert it.drain("--name", "stable") == 0
+    assert it.item("one").failures == (WORKER_RESTARTED,)
+    assert it.state("one") is WorkState.COMPLETED
+
+
+@POSTGRESQL
+def test_of_two_living_workers_with_one_name_the_older_drains(backend, scene):
+    it = scene(backend)
+    older = it.start("--name", "twin")
+    it.enqueue("wait", "one")
+    it.started("one")
+    newer = it.start("--name", "twin")
+    eventually(lambda: "a newer start has the same name" in older.log)
+    it.file("one").touch()
+    assert older.wait() == 0
+    it.completed("one")
+    assert it.item("one").attempts == 0  # spared by the newer one
+    assert newer.process.poll() is None
+
+
+@POSTGRESQL
+def test_a_stopped_process_loses_its_lease_and_is_refused_when_it_goes_on(backend, scene):
+    it = scene(backend, QueuePolicy(lease_seconds=1, backoff_seconds=0))
+    worker = it.start("--processes", "2")
+    it.enqueue("wait", "one")
+    victim = it.started("one")
+    kill(victim, signal.SIGSTOP)
+    assert it.started("one", times=2) != victim
+    it.file("one").touch()
+    it.completed("one")
+    fence = it.item("one").fence
+    kill(victim, signal.SIGCONT)
+    eventually(lambda: len(it.traces("ran", "one")) == 2)
+    eventually(lambda: "claim lost" in worker.log)
+    it.enqueue("leave_trace", "next")
+    it.completed("next")
+    assert (it.item("one").fence, it.item("one").attempts) == (fence, 1)
+
+
+@POSTGRESQL
+def test_prefetched_items_do_not_wait_behind_attempts_that_last(backend, scene):
+    it = scene(backend)
+    ids = ["slow", "held-1", "held-2"]
+    it.prefetched(1, *ids)
+    for id in ids[1:]:
+        it.file(id).touch()
+    assert it.start("--max-items", "2", "--processes", "1").wait() == 0
+    it.completed(*ids[1:])
+    assert [it.item(id).attempts for id in ids] == [0, 0, 0]
+    assert it.state("slow") is WorkState.CLAIMED
+
+
+# Leases and limits.
+
+
+@POSTGRESQL
+def test_a_handler_that_holds_the_interpreter_longer_than_its_lease_keeps_it(backend, scene):
+    it = scene(backend, QueuePolicy(lease_seconds=1.5))
+    it.enqueue("hold_interpreter", "busy", payload={"seconds": 2})
+    assert it.drain("--processes", "1") == 0
+    assert it.item("busy").result > 2
+    assert (len(it.traces("started", "busy")), it.item("busy").attempts) == (1, 0)
+
+
+@POSTGRESQL
+def test_an_attempt_ends_at_its_time_limit(backend, scene):
+    it = scene(backend, QueuePolicy(max_attempts=1, timeout_seconds=0.4))
+    for handler in ("wait_politely", "wait_async", "deaf_async"):
+        it.enqueue(handler, handler)
+    assert it.drain("--processes", "1") == 0
+    for handler in ("wait_politely", "wait_async", "deaf_async"):
+        assert it.item(handler).failures == ("exceeded its time limit of 0.4 s",)
+        assert not it.traces("ran", handler)
+    assert {row.kind for row in Failure.objects.using(it.alias).all()} == {"timeout"}
+
+
+@POSTGRESQL
+def test_a_handler_that_ignores_its_time_limit_costs_its_process(backend, scene):
+    it = scene(backend, QueuePolicy(max_attempts=1, timeout_seconds=0.2))
+    it.enqueue("wait", "deaf")
+    worker = it.start("--processes", "1", "--stop-timeout", "0.5")
+    victim = it.started("deaf")
+    eventually(lambda: it.state("deaf") is WorkState.DEAD_LETTERED)
+    assert it.item("deaf").failures == ("exceeded its time limit of 0.2 s",)
+    eventually(lambda: victim not in worker.children() and worker.children())
+    it.enqueue("leave_trace", "next", max_attempts=1)
+    it.completed("next")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+@POSTGRESQL
+def test_a_handler_hears_that_its_item_is_to_be_cancelled(backend, scene):
+    it = scene(backend, QueuePolicy(lease_seconds=1))
+    it.start("--processes", "1")
+    for handler in ("wait_politely", "wait_async"):
+        it.enqueue(handler, handler)
+        it.started(handler)
+    it.leases().update(cancel_requested=True)
+    for handler in ("wait_politely", "wait_async"):
+        eventually(lambda handler=handler: it.state(handler) is WorkState.CANCELLED)
+        assert it.item(handler).attempts == 0
+
+
+# Drains.
+
+
+@BOTH
+def test_a_drain_finishes_what_it_can_gives_back_the_rest_and_exits_0(backend, scene):
+    it = scene(backend)
+    ids = ["ends", "deaf", "held-1", "held-2"]
+    worker = it.prefetched(2, *ids, stop_timeout=1.5)
+    worker.send(signal.SIGTERM)
+    eventually(lambda: it.leases().count() == 2)
+    it.file("ends").touch()
+    assert worker.wait() == 0
+    assert it.state("ends") is WorkState.COMPLETED
+    assert (it.state("deaf"), it.item("deaf").failures) == (WorkState.QUEUED, (WORKER_SHUTDOWN,))
+    for id in ("held-1", "held-2"):
+        assert (it.state(id), it.item(id).attempts) == (WorkState.QUEUED, 0)
+        assert not it.traces("started", id)
+    assert not it.leases().exists()
+    assert not WorkerProcess.objects.using(it.alias).exists()
+
+
+@POSTGRESQL
+def test_a_drain_ends_stragglers_whatever_they_do(backend, scene):
+    it = scene(backend, QueuePolicy(max_attempts=1))
+    for handler in ("wait", "wait_politely", "wait_async", "deaf_async"):
+        it.enqueue(handler, handler)
+    worker = it.start("--processes", "1", "--stop-timeout", "0.3")
+    for handler in ("wait", "wait_politely", "wait_async", "deaf_async"):
+        it.started(handler)
+    worker.send(signal.SIGINT)
+    assert worker.wait() == 0
+    for handler in ("wait", "wait_politely", "wait_async"):
+        assert it.item(handler).failures == (WORKER_SHUTDOWN,)
+        assert it.state(handler) is WorkState.DEAD_LETTERED
+    # It swallowed the cancellation and returned: a completion wins.
+    assert it.state("deaf_async") is WorkState.COMPLETED
+
+
+@POSTGRESQL
+def test_leases_are_renewed_throughout_a_drain(backend, scene):
+    it = scene(backend, QueuePolicy(lease_seconds=1))
+    it.enqueue("wait", "long")
+    worker = it.start("--processes", "1")
+    it.started("long")
+    worker.send(signal.SIGTERM)
+    lapse = it.leases().get().claimed_at + timedelta(seconds=2)
+    eventually(lambda: it.leases().get().expires_at > lapse)
+    it.file("long").touch()
+    assert worker.wait() == 0
+    assert (it.state("long"), it.item("long").attempts) == (WorkState.COMPLETED, 0)
+
+
+@POSTGRESQL
+def test_a_second_signal_ends_the_worker_at_once(backend, scene):
+    it = scene(backend)
+    ids = ["begun", "held-1", "held-2"]
+    worker = it.prefetched(1, *ids)
+    worker.send(signal.SIGTERM)
+    eventually(lambda: "draining" in worker.log)
+    began = time.monotonic()
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 4  # the stop timeout is 5
+    assert it.item("begun").failures == (WORKER_SHUTDOWN,)
+    assert [it.item(id).attempts for id in ids] == [1, 0, 0]
+    assert {it.state(id) for id in ids} == {WorkState.QUEUED}
+
+
+@POSTGRESQL
+def test_a_signal_during_the_start_is_not_lost(backend, scene):
+    it = scene(backend)
+    worker = it.start("--processes", "2")
+    eventually(lambda: "worker started" in worker.log)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+@POSTGRESQL
+def test_a_process_that_is_told_to_end_drains_and_is_replaced(backend, scene):
+    it = scene(backend)
+    it.enqueue("wait", "one")
+    worker = it.start("--processes", "1")
+    first = it.started("one")
+    kill(first, signal.SIGTERM)
+    it.file("one").touch()
+    it.completed("one")
+    eventually(lambda: worker.children() and first not in worker.children())
+    it.enqueue("leave_trace", "two")
+    it.completed("two")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert it.item("one").attempts == 0
+
+
+# Connections.
+
+
+@BOTH
+def test_an_atomic_handler_and_its_completion_are_stored_together_or_not_at_all(backend, scene):
+    it = scene(backend, QueuePolicy(max_attempts=2, backoff_seconds=0))
+    it.enqueue("atomic", "good")
+    it.enqueue("atomic", "bad", payload={"raise": "no"}, max_attempts=1)
+    worker = it.start("--processes", "1")
+    it.completed("good")
+    eventually(lambda: it.state("bad") is WorkState.DEAD_LETTERED)
+    files = {name: str(it.folder / name) for name in ("started", "until")}
+    it.enqueue("atomic", "killed", payload=files)
+    eventually(lambda: it.file("started").exists())
+    kill(worker.children()[0])
+    it.file("until").touch()
+    it.completed("killed")
+    assert {id: len(it.traces("ran", id)) for id in ("good", "bad", "killed")} == {
+        "good": 1,
+        "bad": 0,
+        "killed": 1,
+    }
+    assert it.item("killed").failures == (WORKER_DIED,)
+    assert it.item("killed").result == {"fence": 2}
+
+
+@BOTH
+def test_nothing_that_a_handler_does_to_its_connection_hurts_the_next(backend, scene):
+    it = scene(backend, QueuePolicy(max_attempts=1))
+    ends = {
+        ("misused", "close"): "completed",
+        ("misused", "close_driver"): "completed",
+        ("misused", "broken"): "completed",
+        ("misused", "enter_block"): "left a transaction open",
+        ("misused", "begin"): "left a transaction open",
+        ("atomic_misused", "close"): "ended or broke the transaction",
+        ("atomic_misused", "close_driver"): "ended or broke the transaction",
+        ("atomic_misused", "commit"): "ended or broke the transaction",
+        ("atomic_misused", "rollback"): "ended or broke the transaction",
+        ("atomic_misused", "set_rollback"): "ended or broke the transaction",
+    }
+    if backend == "postgresql":  # a failed statement breaks no transaction of SQLite
+        ends["atomic_misused", "broken"] = "ended or broke the transaction"
+    for handler, how in ends:
+        it.enqueue(handler, f"{handler}-{how}", payload={"how": how})
+        it.enqueue("leave_trace", f"after-{handler}-{how}")
+        it.enqueue("atomic", f"later-{handler}-{how}")
+    # One slot, so that each has the connection that the one before it had.
+    databases = json.loads(it.environment["WORKQUEUE_TEST_DATABASES"])
+    databases[it.alias]["CONN_MAX_AGE"] = 600
+    it.environment["WORKQUEUE_TEST_DATABASES"] = json.dumps(databases)
+    assert it.drain("--processes", "1", "--concurrency", "1") == 0
+    for (handler, how), end in ends.items():
+        item = it.item(f"{handler}-{how}")
+        assert end in (str(item.state), *item.failures) or end in item.failures[0], item
+        assert not it.traces("ran", item.id)
+        assert it.state(f"after-{handler}-{how}") is WorkState.COMPLETED
+        assert it.state(f"later-{handler}-{how}") is WorkState.COMPLETED
+
+
+@POSTGRESQL
+def test_a_worker_survives_the_end_of_every_connection(backend, scene):
+    it = scene(backend)
+    worker = it.start("--processes", "1")
+    it.enqueue("wait", "running")
+    it.started("running")
+    with connections[it.alias].cursor() as cursor:
+        cursor.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where pid <> pg_backend_pid() and datname = current_database()"
+        )
+    it.enqueue("leave_trace", "next")
+    it.completed("next")
+    assert it.state("running") is WorkState.CLAIMED
+    assert worker.process.poll() is None
+
+
+def test_a_worker_rides_out_a_restart_of_its_database(
+    private_postgres, private_database, process_environment, tmp_path
+):
+    address = {key: connections.settings[private_database][key] for key in ADDRESS}
+    databases = json.loads(process_environment["WORKQUEUE_TEST_DATABASES"])
+    process_environment["WORKQUEUE_TEST_DATABASES"] = json.dumps(
+        databases | {"postgresql": address}
+    )
+    queue = DatabaseWorkQueue(private_database)
+    it = Scene(queue, process_environment, tmp_path, theirs="postgresql")
+    try:
+        worker = it.start("--processes", "1")
+        it.enqueue("wait_without_trace", "running")
+        eventually(lambda: it.file("running.started").exists())
+        private_postgres.stop(mode="immediate")
+        connections[private_database].close()
+        it.file("running").touch()  # it ends while there is no database
+        eventually(lambda: worker.log.count("database trouble") >= 3)
+        private_postgres.start()
+        began = time.monotonic()
+        it.completed("running")
+        print(f"settled {time.monotonic() - began:.3f} s after the return")
+        it.enqueue("leave_trace", "next")
+        it.completed("next")
+        assert (it.item("running").attempts, it.item("running").fence) == (0, 1)
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+        assert examine(private_database) == []
+    finally:
+        it.close()

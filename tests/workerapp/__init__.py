@@ -1,0 +1,1 @@
+"""An app with handlers that behave, and handlers that don't, for the tests of the workers."""
