@@ -51,8 +51,8 @@ def million(django_db_setup, django_db_blocker) -> Iterator[Any]:
         connection = connections[POSTGRES]
         with connection.cursor() as cursor:
             cursor.execute("vacuum analyze")
-            for option in sql.WORKER_SESSION:
-                cursor.execute(option)
+            for option, value in sql.WORKER_OPTIONS.items():
+                cursor.execute(f"set {option} = {value}")
             for pinned in (False, True):
                 prepare(cursor, pinned)
             fill(cursor)

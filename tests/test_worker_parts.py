@@ -337,24 +337,27 @@ def test_success_after_the_time_limit_is_a_timeout_but_after_a_shutdown_a_succes
 
 
 def test_an_async_handler_is_cancelled_once_so_that_its_cleaning_up_is_not_cut():
-    bench, cleaned, entered = Bench(), [], threading.Event()
+    bench, gate, entered = Bench(), Gate(), threading.Event()
 
     async def handler(payload, context):
         try:
             entered.set()
             await asyncio.Event().wait()
         finally:
-            for _ in range(5):
-                await asyncio.sleep(0.01)
-            cleaned.append(True)
+            await gate.asynchronous(payload, context)
 
     each = held(handler, timeout=1)
     bench.slots.offer([each])
     assert entered.wait(PATIENCE)
-    for reason in (TIMEOUT, SHUTDOWN, "expired", "taken"):
+    bench.slots.stop(each, TIMEOUT)
+    eventually(lambda: gate.inside)
+    for reason in (SHUTDOWN, "expired"):
         bench.slots.stop(each, reason)
+    # In the loop's thread, so after the words to stop.
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), bench.slots._loop).result(PATIENCE)
+    assert not bench.ends
+    gate.opened.set()
     assert bench.end_of(each) is None
-    assert cleaned == [True]
 
 
 # Signs of life.
@@ -401,9 +404,10 @@ def test_a_process_is_responsive_while_it_is_heard_or_computes_and_is_not_stoppe
         assert busy.responsive()
         select.select([], [], [], 0.05)
 
-    busy.heard()
     busy.popen.send_signal(signal.SIGSTOP)
-    eventually(lambda: not busy.responsive())
+    eventually(lambda: children._process_state(busy.popen.pid)[0] == "T")
+    busy.heard()
+    assert not busy.responsive()
 
 
 # The command.

@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
-from django.db import Error, close_old_connections, connections, reset_queries, transaction
+from django.db import Error, connections, reset_queries, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_workqueue.exceptions import ClaimLostError, LeaseLostError
@@ -39,6 +39,8 @@ SHUTDOWN: Final = "shutdown"
 CANCELLED: Final = "cancelled"
 SETTLING_REASONS: Final = frozenset({TIMEOUT, SHUTDOWN, CANCELLED})
 
+#: Seconds until an item is tried again for whose handler no transaction could be begun.
+NO_TRANSACTION_DELAY: Final = 2.0
 _MARKER: Final = "workqueue_attempt"
 
 
@@ -89,8 +91,7 @@ def claim_of(item: WorkItem) -> tuple[int, int]:
 
 def run_sync(queue: DatabaseWorkQueue, held: Held) -> Settlement | None:
     """Run a sync handler in this thread. None: nothing is left to settle."""
-    close_old_connections()
-    reset_queries()
+    _tidy_connections()
     try:
         if held.handler.atomic:
             return _run_atomic(queue, held)
@@ -146,32 +147,36 @@ async def _guarded(held: Held) -> tuple[Any, BaseException | None]:
 def _run_atomic(queue: DatabaseWorkQueue, held: Held) -> Settlement | None:
     """Run the handler and complete its item in one transaction."""
     committed: list[bool] = []
-    item = held.item
+    begun = False
     try:
         with transaction.atomic(using=queue.using):
             transaction.on_commit(lambda: committed.append(True), using=queue.using)
             _mark(queue.using)
-            result = held.handler(item.payload, held.context)
+            begun = True
+            result = held.handler(held.item.payload, held.context)
             _check_mark(queue.using)
-            if held.stopped == TIMEOUT or held.lost:
-                raise ClaimLostError(reason=held.stopped)
-            queue.complete(
-                item.id,
-                tenant=item.tenant,
-                worker=item.worker or "",
-                fence=held.fence,
-                result=result,
-            )
-    except LeaseLostError as error:
-        if error.item_id != item.id:
+            _complete(queue, held, result)
+    except BaseException as error:
+        if isinstance(error, LeaseLostError) and error.item_id == held.item.id:
+            log_lost(held, error.reason)
+        elif isinstance(error, Error) and not begun:
+            logger.warning("no transaction for a handler: %s", str(error).strip())
+            return Release(item=held.job_id, fence=held.fence, delay=NO_TRANSACTION_DELAY)
+        elif committed:
+            # From a project's own on_commit hook: work and completion are stored together.
+            logger.exception("hook after commit failed: item=%s", held.job_id)
+        else:
             raise
-        log_lost(held, error.reason)
-    except BaseException:
-        if not committed:
-            raise
-        # From a project's own on_commit hook: work and completion are stored together.
-        logger.exception("hook after commit failed: item=%s", item.job_id)
     return None
+
+
+def _complete(queue: DatabaseWorkQueue, held: Held, result: Any) -> None:
+    if held.stopped == TIMEOUT or held.lost:
+        raise ClaimLostError(reason=held.stopped)
+    item = held.item
+    queue.complete(
+        item.id, tenant=item.tenant, worker=item.worker or "", fence=held.fence, result=result
+    )
 
 
 def _mark(alias: str) -> None:
@@ -290,11 +295,16 @@ _PSYCOPG_STATES: Final = {"IDLE": _SOUND, "INTRANS": _OPEN, "INERROR": _OPEN, "A
 
 
 def _tidy_connections() -> None:
-    """Leave no trace of a handler on this thread's connections."""
+    """Leave no trace of a handler on this thread's connections, nor one that is too old."""
+    reset_queries()
     for connection in connections.all(initialized_only=True):
-        if _is(connection) is not _SOUND:
-            _drop(connection)
-    close_old_connections()
+        try:
+            if _is(connection) is _SOUND:
+                connection.close_if_unusable_or_obsolete()
+                continue
+        except Exception:
+            logger.debug("connection can't be closed: database=%s", connection.alias)
+        _drop(connection)
 
 
 def _drop_connections() -> None:

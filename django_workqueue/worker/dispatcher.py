@@ -82,6 +82,8 @@ class Dispatcher:
         self._claim_sent = False
         self._recover_at: float | None = None
         self._recover_until = 0.0
+        # Claims that were held to be lost: should one stand after all, it is not unspent.
+        self._given_up: dict[int, int] = {}
         self._unknown: set[str] = set()
 
     # From other threads.
@@ -147,7 +149,9 @@ class Dispatcher:
 
     def _work(self) -> None:
         self._give_back_stale()
-        self._forget(self._settling.drop_lapsed())
+        for held in self._settling.drop_lapsed():
+            self._given_up[held.job_id] = held.fence
+            self._forget([held.job_id])
         try:
             self._recover()
             self._settle_and_claim()
@@ -184,6 +188,7 @@ class Dispatcher:
         except Error as error:
             if not batch or not from_one_row(error):
                 raise
+            self._due.update(self._options.queues)  # what was claimed is undone
             return self._settling.store_singly(batch), []
 
     def _one_commit(self, batch: Sequence[Ending]) -> contextlib.AbstractContextManager[Any]:
@@ -208,10 +213,12 @@ class Dispatcher:
         if self._held.get(held.job_id) is not held:
             return  # settled as cut short before
         self._due.add(held.item.queue)
-        if settlement is None:
-            self._forget([held.job_id])
-        else:
+        if settlement is not None:
             self._settling.add(settlement, held)
+        else:
+            self._forget([held.job_id])
+            if held.lost:
+                self._given_up[held.job_id] = held.fence
         if isinstance(settlement, Release) and held.started is None and self._budget is not None:
             self._budget += 1
 
@@ -345,7 +352,8 @@ class Dispatcher:
             worker=options.name, boot=options.boot, process=self._process
         )
         for lease in mine.only("fence"):
-            if lease.pk not in self._held and lease.pk not in self._settling:
+            known = lease.pk in self._held or lease.pk in self._settling
+            if not known and self._given_up.get(lease.pk) != lease.fence:
                 self._settling.add(Release(item=lease.pk, fence=lease.fence))
         self._recover_at = now + _RECOVERY_PERIOD if now < self._recover_until else None
 

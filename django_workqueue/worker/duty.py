@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from django.db import Error, ProgrammingError, connections
 
+from django_workqueue import sql
 from django_workqueue.conf import get_settings
 from django_workqueue.worker.children import Crew
 
@@ -29,14 +30,18 @@ _PATIENCE: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
 }
+_LIMITS: Final = {"statement_timeout": "15s", "lock_timeout": "1s"}
+#: The runs of a statement after which it is prepared: its plan is kept from then on.
+PREPARED_FROM: Final = 2
 
 
 def own_connection(alias: str, purpose: str) -> None:
     """
     Give the calling thread a connection to *alias* that is the runtime's alone.
 
-    It is direct (outside a project's pool), stays open, and on PostgreSQL bounds how long
-    a statement may take and wait. *purpose* shows in the server's list of sessions.
+    It is direct (outside a project's pool), stays open, and on PostgreSQL prepares its
+    statements and bounds how long they may take and wait. *purpose* shows in the server's
+    list of sessions.
     """
     connection = connections.create_connection(alias)
     own: dict[str, Any] = {**connection.settings_dict, "CONN_MAX_AGE": None}
@@ -50,9 +55,14 @@ def own_connection(alias: str, purpose: str) -> None:
         }
         if not get_settings().pooler:
             # A pooler in transaction mode would refuse them, or leak them to others.
-            limits = "-c statement_timeout=15s -c lock_timeout=1s -c jit=off"
+            limits = _LIMITS | sql.WORKER_OPTIONS
             given = own["OPTIONS"].get("options", "")
-            own["OPTIONS"]["options"] = f"{given} {limits}".strip()
+            settings = " ".join(f"-c {name}={value}" for name, value in limits.items())
+            own["OPTIONS"] |= {
+                "options": f"{given} {settings}".strip(),
+                "server_side_binding": True,
+                "prepare_threshold": PREPARED_FROM,
+            }
     connection.settings_dict = own
     connections[alias] = connection
 

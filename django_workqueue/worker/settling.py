@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -72,18 +73,14 @@ class Settling:
         now = time.monotonic()
         return [each for each in self._endings.values() if each.not_before <= now][:BATCH]
 
-    def drop_lapsed(self) -> list[int]:
-        """Give up what can't be stored any more; return the job ids."""
-        lapsed = [
-            each
-            for each in self._endings.values()
-            if each.unanswered and each.held is not None and each.held.lapsed()
-        ]
-        for each in lapsed:
-            assert each.held is not None
-            log_lost(each.held, "expired before its end could be stored")
-            del self._endings[each.job_id]
-        return [each.job_id for each in lapsed]
+    def drop_lapsed(self) -> list[Held]:
+        """Give up what can't be stored any more, and return it."""
+        tried = [each.held for each in self._endings.values() if each.unanswered]
+        lapsed = [held for held in tried if held is not None and held.lapsed()]
+        for held in lapsed:
+            log_lost(held, "expired before its end could be stored")
+            del self._endings[held.job_id]
+        return lapsed
 
     def store(self, batch: Sequence[Ending]) -> dict[int, WorkState]:
         """Store a batch in as few statements as there are kinds; return the new states."""
@@ -115,9 +112,10 @@ class Settling:
         answered = [each for each in batch if each.not_before <= time.monotonic()]
         for each in answered:
             state = states.get(each.job_id)
-            if each.held is not None:
-                self._log(each, each.held, state)
             del self._endings[each.job_id]
+            if each.held is not None:
+                with contextlib.suppress(Error):  # what is told asks the database
+                    self._log(each, each.held, state)
         return [each.job_id for each in answered]
 
     def _log(self, ending: Ending, held: Held, state: WorkState | None) -> None:

@@ -175,21 +175,30 @@ class Supervisor:
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
             self._selector.modify(child.channel, both, child)
 
-    def _listen(self, child: Child) -> None:
-        child.heard()
+    def _listen(self, child: Child) -> bool:
+        """Take in what a process says; False if it had nothing to say."""
         try:
-            for kind, *parts in child.channel.receive():
-                _HEARD[kind](self, child, *parts)
+            messages = child.channel.receive()
         except ChannelClosedError:
-            self._selector.unregister(child.channel)
-            child.connected = False
+            self._disconnect(child)
             # It ends, or it has closed what it doesn't know: it can't be led any more.
             child.deadline = min(child.deadline, time.monotonic() + SETTLE_GRACE)
+            return False
+        child.heard()
+        for kind, *parts in messages:
+            _HEARD[kind](self, child, *parts)
+        return bool(messages)
+
+    def _disconnect(self, child: Child) -> None:
+        self._selector.unregister(child.channel)
+        child.connected = False
 
     def _bury(self, child: Child) -> None:
         """Take in the last words of a process that has ended, and settle its claims."""
-        while child.connected:
-            self._listen(child)
+        while child.connected and self._listen(child):
+            pass
+        if child.connected:  # something that it has forked holds its end open
+            self._disconnect(child)
         child.channel.close()
         del self._children[child.number]
         code, age = child.popen.returncode, time.monotonic() - child.born
