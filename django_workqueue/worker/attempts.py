@@ -77,9 +77,9 @@ class Held:
         """True once nothing may be settled any more."""
         return bool(self.stopped) and self.stopped not in SETTLING_REASONS
 
-    def lapsed(self) -> bool:
+    def lapsed(self, now: float) -> bool:
         """True if the lease has surely run out: it wasn't confirmed within its own length."""
-        return time.monotonic() >= self.confirmed + self.lease_seconds
+        return now >= self.confirmed + self.lease_seconds
 
 
 def claim_of(item: WorkItem) -> tuple[int, int]:

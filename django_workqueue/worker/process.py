@@ -136,14 +136,19 @@ class Process:
             selector.register(self._channel, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
             self._say("ready")
+            connected = True
             while self._code is None:
-                ready = {key.fileobj for key, _ in selector.select(self._patience())}
-                if self._wakeup in ready and self._wakeup.take():
+                selector.select(self._patience())
+                # Before listening: a handler may take the interpreter at any point from here
+                # on, and a lease is judged by what was told until then.
+                now = time.monotonic()
+                if self._wakeup.take():
                     self._drain(self._options.stop_timeout)
-                if self._channel in ready and not self._listen():
+                if connected and not self._listen():
+                    connected = False
                     selector.unregister(self._channel)
                 self._say("beat")
-                self._watch_the_clock()
+                self._watch_the_clock(now)
         return self._code
 
     def _run_dispatcher(self) -> None:
@@ -210,15 +215,14 @@ class Process:
     def _running(self) -> list[Held]:
         return self._dispatcher.slots.running()
 
-    def _watch_the_clock(self) -> None:
+    def _watch_the_clock(self, now: float) -> None:
         from django_workqueue.worker.attempts import TIMEOUT
 
-        now = time.monotonic()
         for held in self._running():
             limit = _time_limit(held)
             if limit is not None and limit <= now:
                 self._dispatcher.slots.stop(held, TIMEOUT)
-            if held.lapsed() and not held.lost:
+            if held.lapsed(now) and not held.lost:
                 self._dispatcher.slots.stop(held, "expired")
         due = [do for at, do in self._agenda if at <= now]
         self._agenda = [(at, do) for at, do in self._agenda if at > now]

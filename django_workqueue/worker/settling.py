@@ -75,8 +75,9 @@ class Settling:
 
     def drop_lapsed(self) -> list[Held]:
         """Give up what can't be stored any more, and return it."""
+        now = time.monotonic()
         tried = [each.held for each in self._endings.values() if each.unanswered]
-        lapsed = [held for held in tried if held is not None and held.lapsed()]
+        lapsed = [held for held in tried if held is not None and held.lapsed(now)]
         for held in lapsed:
             log_lost(held, "expired before its end could be stored")
             del self._endings[held.job_id]

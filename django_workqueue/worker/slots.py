@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 Announce = Callable[[Held], None]
 Report = Callable[[Held, Settlement | None], None]
 
-# The weight of the latest attempt in the average of how long they take.
+# The weight of the latest attempt in the average of how long they take, and how long it
+# counts at most: a single pause must not look as if all attempts were long.
 _WEIGHT: Final = 0.2
+_LONGEST: Final = 0.02
 
 
 class Slots:
@@ -58,10 +60,11 @@ class Slots:
         self._for_threads: SimpleQueue[Held] = SimpleQueue()
         self._threads = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._average = 1.0
+        self._average = _LONGEST
 
     def attempt_seconds(self) -> float:
-        """How long a slot takes of late until it is free again; 1.0 before the first."""
+        """Return how long a slot takes of late until it is free again: an estimate, good for
+        telling short attempts from longer ones."""
         with self._lock:
             if len(self._running) < self._concurrency:
                 return self._average
@@ -140,7 +143,7 @@ class Slots:
 
     def _begin(self, held: Held) -> bool:
         """Announce the start; return whether the handler may run."""
-        if held.stopped or held.lapsed():
+        if held.stopped or held.lapsed(time.monotonic()):
             return False
         try:
             self._announce(held)
@@ -152,7 +155,7 @@ class Slots:
     def _end(self, held: Held, settlement: Settlement | None) -> None:
         with self._lock:
             if held.started is not None:
-                took = time.monotonic() - held.started
+                took = min(time.monotonic() - held.started, _LONGEST)
                 self._average += _WEIGHT * (took - self._average)
             # Reported before another one starts: the dispatcher sees ends in their order.
             self._report(held, settlement)

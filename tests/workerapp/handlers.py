@@ -98,7 +98,7 @@ def hold_interpreter(payload, context):
     length, took = 18, 0.0
     while took < payload["seconds"]:
         # Each further letter doubles the time; guessed from the call before.
-        length += max(1, round(math.log2(payload["seconds"] / took)) if took > 0.01 else 1)
+        length += math.ceil(math.log2(payload["seconds"] / took)) if took > 0.01 else 1
         began = time.monotonic()
         re.match(r"(a+)+$", "a" * length + "b")
         took = time.monotonic() - began
