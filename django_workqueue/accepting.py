@@ -20,7 +20,7 @@ from django_workqueue.reading import ItemReader, accepted_item
 
 #: Items per statement.
 ENQUEUE_BATCH: Final = 2000
-#: How often it looks again when others change what is in the way.
+#: How often it looks again in vain, because others change what is in the way.
 TRIES: Final = 5
 
 
@@ -42,64 +42,117 @@ class Intake:
         self.new: Tally[str] = Tally()
 
     def accept(self) -> list[WorkItem]:
-        """Return what is stored, in the order asked for. Not atomic by itself for several."""
-        everything = range(len(self._wanted))
-        self._store_free(everything)
-        for _ in range(TRIES):
-            if len(self._answers) == len(self._wanted):
-                return [self._answers[place] for place in everything]
-            with transaction.atomic(using=self._using):
-                self._look_at_holders()
-        raise QueueUnavailableError(
-            "the holders of the ids or dedupe keys change too fast",
-            queue=self._wanted[0].queue,
-            operation="enqueue",
-        )
+        """
+        Return what is stored, in the order asked for.
 
-    def _store_free(self, places: Iterable[int]) -> None:
-        """Store the items at *places* whose id and key are free."""
-        first = _without_repeats(self._wanted, places)
-        for start in range(0, len(first), ENQUEUE_BATCH):
-            batch = first[start : start + ENQUEUE_BATCH]
+        As if accepted one after the other. Several belong into one transaction.
+        """
+        everything = range(len(self._wanted))
+        if len(everything) > 1:
+            self._reserve_job_ids()
+        self._store_free(_without_repeats(self._wanted))
+        fruitless = 0
+        while rest := [place for place in everything if place not in self._answers]:
+            with transaction.atomic(using=self._using):
+                self._look_at_holders(rest)
+            fruitless += all(place not in self._answers for place in rest)
+            if fruitless == TRIES:
+                raise QueueUnavailableError(
+                    "the holders of the ids or dedupe keys change too fast",
+                    queue=self._wanted[0].queue,
+                    operation="enqueue",
+                )
+        return [self._answers[place] for place in everything]
+
+    def _reserve_job_ids(self) -> None:
+        # Age goes by job id: whatever has to be looked at must not lose its place.
+        job_ids = self._moves.reserve(len(self._wanted))
+        self._wanted = [
+            replace(each, id=job_id) for each, job_id in zip(self._wanted, job_ids, strict=True)
+        ]
+
+    def _store_free(self, places: Sequence[int]) -> None:
+        """Store the items at *places* whose id and key are free; no two of them share one."""
+        for start in range(0, len(places), ENQUEUE_BATCH):
+            batch = places[start : start + ENQUEUE_BATCH]
             stored = self._moves.accept([self._wanted[place] for place in batch])
             for number, row in stored.items():
                 wanted = self._wanted[batch[number]]
                 self._answers[batch[number]] = accepted_item(wanted, row)
                 self.new[wanted.queue] += 1
 
-    def _look_at_holders(self) -> None:
+    def _look_at_holders(self, rest: Sequence[int]) -> None:
         """Answer with live twins; else take id and key from their finished holders, and store."""
-        wanted = self._wanted
-        rest = [place for place in range(len(wanted)) if place not in self._answers]
         bodies = QueueItem.bodies.db_manager(self._using)
         # All locked first, in one order, and looked at in a new statement: nobody else can
         # now free or requeue them, and what they are is what they stay.
-        rows = self._reader.rows(bodies.lock_holders([wanted[place] for place in rest]))
+        rows = self._reader.rows(bodies.lock_holders([self._wanted[place] for place in rest]))
         holders = _Holders(rows)
-        twins = {place: twin for place in rest if (twin := holders.live_twin(wanted[place]))}
+        twins, followers, new = self._sort_out(rest, holders)
         shown = self._reader.shown([*twins.values()], self._moves.now())
         self._answers.update(zip(twins, shown, strict=True))
-        for queue, number in Tally(wanted[place].queue for place in twins).items():
+        finished = [self._wanted[place] for place in new]
+        bodies.free_names(
+            ids=[row.pk for each in finished if (row := holders.by_id(each))],
+            keys=[row.pk for each in finished if (row := holders.by_key(each))],
+        )
+        for place in new:
+            wanted = self._wanted[place]
+            row = holders.by_id(wanted)
+            self._wanted[place] = replace(wanted, fence=int(row.fence or 0) if row else 0)
+        self._store_free(new)
+        answered = {
+            place: self._answers[leader]
+            for place, leader in followers.items()
+            if leader in self._answers
+        }
+        self._answers |= answered
+        for queue, number in Tally(self._wanted[p].queue for p in (*twins, *answered)).items():
             self._moves.count_suppressed(queue, number)
-        again = [place for place in rest if place not in twins]
-        bodies.free_names([row.pk for row in rows], [wanted[place] for place in again])
-        for place in again:
-            wanted[place] = replace(wanted[place], fence=holders.fence(wanted[place]))
-        self._store_free(again)
+
+    def _sort_out(
+        self, rest: Sequence[int], holders: _Holders
+    ) -> tuple[dict[int, Any], dict[int, int], list[int]]:
+        """Tell, one after the other: twins of live holders, of earlier places, and new ones."""
+        twins: dict[int, Any] = {}
+        followers: dict[int, int] = {}
+        new: list[int] = []
+        taken: dict[_Name, int] = {}
+        for place in rest:
+            names = _names(self._wanted[place])
+            for name in names:  # the key first
+                if name in taken:
+                    followers[place] = taken[name]
+                    break
+                if twin := holders.live(name):
+                    twins[place] = twin
+                    break
+            else:
+                new.append(place)
+                taken |= dict.fromkeys(names, place)
+        return twins, followers, new
 
 
-def _without_repeats(wanted: Sequence[Acceptance], places: Iterable[int]) -> list[int]:
-    """Those of *places* whose id and key no earlier one of them has."""
-    seen: set[tuple[str, str, str]] = set()
+_Name = tuple[str, str, str]
+
+
+def _names(wanted: Acceptance) -> list[_Name]:
+    """The names that an item needs for itself while it lives, its key first."""
+    names = [("id", wanted.tenant, wanted.item_id)]
+    if wanted.dedupe_key is not None:
+        names.insert(0, ("key", wanted.tenant, wanted.dedupe_key))
+    return names
+
+
+def _without_repeats(wanted: Sequence[Acceptance]) -> list[int]:
+    """The places of those whose id and key no earlier one has."""
+    seen: set[_Name] = set()
     first = []
-    for place in places:
-        each = wanted[place]
-        names = {("id", each.tenant, each.item_id)}
-        if each.dedupe_key is not None:
-            names.add(("key", each.tenant, each.dedupe_key))
-        if not names & seen:
+    for place, each in enumerate(wanted):
+        names = _names(each)
+        if seen.isdisjoint(names):
             first.append(place)
-        seen |= names
+        seen.update(names)
     return first
 
 
@@ -107,18 +160,23 @@ class _Holders:
     """The bodies that hold ids and keys, by these names."""
 
     def __init__(self, rows: Sequence[Any]) -> None:
-        self._by_id = {(row.tenant, row.item_id): row for row in rows if not row.id_freed}
-        self._by_key = {(row.tenant, row.dedupe_key): row for row in rows if not row.key_freed}
+        self._rows: dict[_Name, Any] = {}
+        for row in rows:
+            if not row.id_freed:
+                self._rows["id", row.tenant, row.item_id] = row
+            if not row.key_freed and row.dedupe_key is not None:
+                self._rows["key", row.tenant, row.dedupe_key] = row
 
-    def live_twin(self, wanted: Acceptance) -> Any:
-        """The live holder of the key, or else of the id."""
+    def live(self, name: _Name) -> Any:
+        """The holder of *name*, if it is live."""
+        row = self._rows.get(name)
+        return row if row and row.state and WorkState(row.state).live else None
+
+    def by_id(self, wanted: Acceptance) -> Any:
+        """The holder of the id."""
+        return self._rows.get(("id", wanted.tenant, wanted.item_id))
+
+    def by_key(self, wanted: Acceptance) -> Any:
+        """The holder of the key."""
         key = wanted.dedupe_key
-        by_key = self._by_key.get((wanted.tenant, key)) if key is not None else None
-        by_id = self._by_id.get((wanted.tenant, wanted.item_id))
-        live = (row for row in (by_key, by_id) if row and row.state and WorkState(row.state).live)
-        return next(live, None)
-
-    def fence(self, wanted: Acceptance) -> int:
-        """The latest claim number under the id."""
-        row = self._by_id.get((wanted.tenant, wanted.item_id))
-        return int(row.fence or 0) if row else 0
+        return None if key is None else self._rows.get(("key", wanted.tenant, key))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from django.apps import AppConfig
+from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -25,13 +26,14 @@ def register_checks() -> None:
 def check_settings(
     app_configs: Sequence[AppConfig] | None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """E001: WORKQUEUE can't be used. E002: a drain outlasts a lease. E004: no such database."""
+    """E001: WORKQUEUE can't be used. E002: a drain outlasts a lease. E004: no such
+    database. E005: USE_TZ is off."""
     try:
         settings = get_settings()
     except ImproperlyConfigured as error:
         hint = "See the settings reference of django_workqueue for the keys and their values."
         return [checks.Error(str(error), hint=hint, id="django_workqueue.E001")]
-    return [*_contradictions(settings), *_unknown_database(settings)]
+    return [*_contradictions(settings), *_unknown_database(settings), *_naive_times()]
 
 
 def _unknown_database(settings: WorkQueueSettings) -> Iterable[checks.CheckMessage]:
@@ -43,13 +45,23 @@ def _unknown_database(settings: WorkQueueSettings) -> Iterable[checks.CheckMessa
         )
 
 
+def _naive_times() -> Iterable[checks.CheckMessage]:
+    if not django_settings.USE_TZ:
+        yield checks.Error(
+            "The work queue needs USE_TZ = True: its times are aware",
+            hint="Set USE_TZ = True; Django's default since 5.0.",
+            id="django_workqueue.E005",
+        )
+
+
 def _contradictions(settings: WorkQueueSettings) -> Iterable[checks.CheckMessage]:
     stop = settings.worker.stop_timeout_seconds
     for name, policy in settings.queues.items():
-        if stop >= policy.lease_seconds:
+        lease = policy.lease_for(None)
+        if stop >= lease:
             yield checks.Error(
                 f"WORKQUEUE: stop_timeout_seconds ({stop:g}) is not below the lease_seconds "
-                f"({policy.lease_seconds:g}) of queue {name!r}",
+                f"({lease:g}) of queue {name!r}",
                 hint="A drain must end before a lease does: lower the one or raise the other.",
                 id="django_workqueue.E002",
             )

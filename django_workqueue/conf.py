@@ -107,7 +107,7 @@ def parse(raw: Any) -> WorkQueueSettings:
     queues = _dictionary("QUEUES", given["QUEUES"], None)
     if not queues:
         raise ImproperlyConfigured(f"{SETTING}: QUEUES must name at least one queue")
-    deployment_id = given["DEPLOYMENT_ID"] or None
+    deployment_id = None if given["DEPLOYMENT_ID"] == "" else given["DEPLOYMENT_ID"]
     try:
         for name in queues:
             require_text("QUEUES", name, MAX_QUEUE_LENGTH)

@@ -28,6 +28,7 @@ from django_workqueue.items import (
     MAX_WORKER_LENGTH,
     QueueStats,
     WorkItem,
+    require_boolean,
     require_integer,
     require_seconds,
     require_text,
@@ -77,7 +78,9 @@ class WorkQueue(Protocol):
         key are free again: the new item starts afresh, but its fence goes on from the old
         one's; the old record stays. The queue's whole policy is stamped on the item.
 
-        Raise `QueueFullError` if the queue then held more than ``max_depth`` waiting items,
+        Raise `QueueFullError` if the queue then held more than ``max_depth`` waiting items
+        (what others have not committed yet isn't counted, so producers at the same moment
+        can exceed it by what they bring),
         `PayloadError` for a payload that JSON or the policy doesn't allow.
         """
 
@@ -190,12 +193,15 @@ class WorkQueue(Protocol):
         """
         End every lapsed claim of all queues and tenants, at most *limit*, the longest lapsed
         first, as `fail` would: with the text "lease lapsed…" and backoff. Counted as reaped.
+
+        In batches: those that were reaped before trouble of the store stay so.
         """
 
     def adopt(self, *, worker: str) -> tuple[WorkItem, ...]:
         """
         End every claim that *worker* holds, lapsed or not: counted, with the text "worker
         restarted", but without backoff. For a worker that comes back under its old name.
+        Returned in the order in which the leases would have lapsed.
         """
 
     def get(self, item_id: str, *, tenant: str) -> WorkItem:
@@ -298,6 +304,24 @@ def check_holder(item_id: str, *, tenant: str, worker: str, fence: int | None) -
     check_worker(worker)
     if fence is not None:
         require_integer("fence", fence, 0, _MAX_INTEGER)
+
+
+def check_offered(items: Iterable[WorkItem]) -> list[WorkItem]:
+    """Return *items* as a list. Refuse what isn't a `WorkItem`."""
+    if not isinstance(items, Iterable):
+        raise InvalidFieldError("must be a series of WorkItems", field="items")
+    offered = list(items)
+    for item in offered:
+        if not isinstance(item, WorkItem):
+            raise InvalidFieldError(f"must be a WorkItem, not {type(item).__name__}", field="item")
+    return offered
+
+
+def check_failure(*, retryable: bool, delay_seconds: float | None) -> None:
+    """Refuse what can't say how a failure goes on."""
+    require_boolean("retryable", retryable)
+    if delay_seconds is not None:
+        require_seconds("delay_seconds", delay_seconds)
 
 
 def check_reap(limit: int | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import (
     Case,
     Count,
@@ -48,7 +48,12 @@ _RANKED: Final = (Ready, Waiting, Lease)
 
 def examine(using: str) -> list[str]:
     """Return what is wrong in the database *using*, a sentence each; nothing if all is well."""
+    connection = connections[using]
     with transaction.atomic(using=using):
+        if connection.vendor == "postgresql" and len(connection.savepoint_ids) == 0:
+            # One picture for all questions, or work going on would look like damage.
+            with connection.cursor() as cursor:
+                cursor.execute("set transaction isolation level repeatable read, read only")
         return [
             *_items_not_in_one_place(using),
             *_places_unlike_their_body(using),

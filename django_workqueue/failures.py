@@ -46,15 +46,16 @@ def describe(error: str | BaseException) -> FailureText:
     """Return what to store of *error*, a text or an exception. Never raises."""
     if isinstance(error, BaseException):
         return _describe_exception(error)
-    message = storable(error if isinstance(error, str) else _safely(lambda: str(error)))
+    message = storable(_safely(lambda: error))
     return FailureText(message=message, fingerprint=fingerprint("", message, ""))
 
 
 def _describe_exception(error: BaseException) -> FailureText:
     kind = type(error)
-    error_class = storable(f"{kind.__module__}.{kind.__qualname__}")[:200]
-    text = _safely(lambda: str(error))
-    message = storable(f"{kind.__qualname__}: {text}" if text else kind.__qualname__)
+    name = _safely(lambda: kind.__qualname__)
+    error_class = storable(f"{_safely(lambda: kind.__module__)}.{name}")[:200]
+    text = _safely(lambda: error)
+    message = storable(f"{name}: {text}" if text else name)
     trace = storable(_safely(lambda: "".join(tracebacks.format_exception(error))), keep="tail")
     frame = _safely(lambda: _deepest_frame(error))
     return FailureText(
@@ -67,8 +68,9 @@ def _describe_exception(error: BaseException) -> FailureText:
 
 def _safely(produce: Callable[[], object]) -> str:
     try:
-        return str(produce())
-    except Exception as problem:
+        # A plain text, not an object of a subclass with ways of its own.
+        return str.__str__(str(produce()))
+    except BaseException as problem:  # a handler's own code runs here, whatever it raises
         return f"<no text: {type(problem).__name__}>"
 
 

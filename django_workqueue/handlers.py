@@ -28,6 +28,7 @@ from django_workqueue.items import (
     WorkItem,
     WorkPriority,
     new_item_id,
+    require_boolean,
     require_seconds,
     require_text,
 )
@@ -118,12 +119,14 @@ class Handler:
     atomic: bool = False
 
     def __post_init__(self) -> None:
-        functools.update_wrapper(self, self.function)
+        # Not the function's own attributes: they could overwrite the fields.
+        functools.update_wrapper(self, self.function, updated=())
 
     @property
     def is_async(self) -> bool:
         """True if the function is a coroutine function."""
-        return inspect.iscoroutinefunction(self.function)
+        call = getattr(self.function, "__call__", None)  # noqa: B004 - of an object, if it is one
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
     def __call__(self, payload: Any, context: Context) -> Any:
         return self.function(payload, context)
@@ -144,7 +147,12 @@ class Handler:
             "max_attempts": self.max_attempts,
             "timeout_seconds": self.timeout_seconds,
         }
-        return WorkItem(tenant=tenant, handler=self.name, payload=payload or {}, **(own | options))
+        return WorkItem(
+            tenant=tenant,
+            handler=self.name,
+            payload={} if payload is None else payload,
+            **(own | options),
+        )
 
     def enqueue(
         self,
@@ -216,7 +224,8 @@ class Registry:
 
 def _origin(handler: Handler) -> str:
     # A module that is loaded again registers the same function anew.
-    return f"{handler.function.__module__}.{handler.function.__qualname__}"
+    name = getattr(handler.function, "__qualname__", type(handler.function).__qualname__)
+    return f"{handler.function.__module__}.{name}"
 
 
 registry: Final = Registry()
@@ -240,6 +249,7 @@ def handler(
     or not at all: it runs in a transaction on the queue's database, so it must be sync.
     """
     require_text("name", name, MAX_HANDLER_LENGTH, empty=True)
+    require_boolean("atomic", atomic)
     require_text("queue", queue, MAX_QUEUE_LENGTH)
 
     def register(function: HandlerFunction) -> Handler:

@@ -13,12 +13,12 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, Final
 
 from django_workqueue.exceptions import InvalidFieldError, PayloadError
 
@@ -122,7 +122,7 @@ class WorkItem:
         if self.timeout_seconds is not None:
             require_seconds("timeout_seconds", self.timeout_seconds, positive=True)
         for name in ("enqueued_at", "available_at", "first_claimed_at", "lease_expires_at"):
-            _require_aware(name, getattr(self, name))
+            self._set(name, _utc_or_none(name, getattr(self, name)))
         self._check_claim()
 
     def _check_claim(self) -> None:
@@ -131,7 +131,12 @@ class WorkItem:
         except ValueError:
             raise InvalidFieldError(f"unknown state {self.state!r}", field="state") from None
         require_integer("attempts", self.attempts, 0, MAX_ATTEMPTS)
+        if isinstance(self.failures, str) or not isinstance(self.failures, Iterable):
+            raise InvalidFieldError("must be a sequence of texts", field="failures")
         self._set("failures", tuple(self.failures))
+        require_boolean("cancel_requested", self.cancel_requested)
+        if self.job_id is not None:
+            require_integer("job_id", self.job_id, 0, _INT64 - 1)
         self._set("worker", _text_or_none("worker", self.worker, MAX_WORKER_LENGTH))
         if self.fence is not None:
             require_integer("fence", self.fence, 0, _INT64 - 1)
@@ -332,6 +337,13 @@ def require_integer(name: str, value: Any, low: int, high: int) -> int:
     return value
 
 
+def require_boolean(name: str, value: Any) -> bool:
+    """Return *value* if it is True or False, else raise naming *name*."""
+    if not isinstance(value, bool):
+        raise InvalidFieldError(f"must be True or False, not {type(value).__name__}", field=name)
+    return value
+
+
 #: A hundred years: longer spans are mistakes, and databases can't add every float to a time.
 MAX_SECONDS = 100 * 366 * 86_400
 
@@ -342,8 +354,9 @@ def require_seconds(name: str, value: Any, *, positive: bool = False) -> float:
         raise InvalidFieldError(
             f"must be a number of seconds, not {type(value).__name__}", field=name
         )
-    if not (0 <= value <= MAX_SECONDS) or (positive and value == 0):
-        floor = "more than 0" if positive else "0 or more"
+    # Stores keep times to the microsecond.
+    if not (0 <= value <= MAX_SECONDS) or (positive and value < 1e-6):
+        floor = "a microsecond or more" if positive else "0 or more"
         raise InvalidFieldError(f"must be {floor}, at most {MAX_SECONDS} seconds", field=name)
     return float(value)
 
@@ -354,8 +367,19 @@ def _text_or_none(name: str, value: Any, limit: int) -> str | None:
     return require_text(name, value, limit)
 
 
-def _require_aware(name: str, value: Any) -> None:
+#: A day is left at each end of what a datetime can be: every zone can then show it.
+_YEARS: Final = (2, 9998)
+
+
+def _utc_or_none(name: str, value: Any) -> datetime | None:
     if value is None:
-        return
+        return None
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InvalidFieldError(f"must be an aware datetime, not {value!r}", field=name)
+    try:
+        moment = value.astimezone(UTC)
+    except OverflowError:
+        moment = None
+    if moment is None or not _YEARS[0] <= moment.year <= _YEARS[1]:
+        raise InvalidFieldError(f"must lie in the years {_YEARS[0]} to {_YEARS[1]}", field=name)
+    return moment

@@ -38,7 +38,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """An item to accept. `fence` is the latest claim number of its id; times None: now."""
+    """
+    An item to accept. `fence` is the latest claim number of its id; times None: now; `id`
+    None: the next job id.
+    """
 
     tenant: str
     item_id: str
@@ -59,6 +62,7 @@ class Acceptance:
     dead_letter_retention_seconds: float | None
     enqueued_at: datetime | None
     available_at: datetime | None
+    id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +137,9 @@ class Moves(Protocol):
     def now(self) -> datetime:
         """Return the store's time."""
 
+    def reserve(self, number: int) -> list[int]:
+        """Return *number* job ids that no other acceptance will have, in growing order."""
+
     def accept(self, items: Sequence[Acceptance]) -> dict[int, Stored]:
         """Store the items whose id and key are free; by position in *items*."""
 
@@ -195,8 +202,13 @@ class PostgresMoves:
         moment: datetime = row["now"]
         return moment
 
+    def reserve(self, number: int) -> list[int]:
+        return [row["id"] for row in self._run(sql.RESERVE, number=number)]
+
     def accept(self, items: Sequence[Acceptance]) -> dict[int, Stored]:
-        records = [asdict(item) | {"place": place} for place, item in enumerate(items)]
+        records = [
+            asdict(item) | {"place": place, "job_id": item.id} for place, item in enumerate(items)
+        ]
         return {
             row["place"]: Stored(
                 job_id=row["id"], enqueued_at=row["accepted_at"], available_at=row["due_at"]
@@ -212,7 +224,9 @@ class PostgresMoves:
         statements = sql.CLAIM_ONE if request.limit == 1 else sql.CLAIM_MANY
         rows = self._run(statements[bool(request.deployment_id)], **asdict(request))
         if rows and rows[0]["turn"] % TURNS_KEPT == 0:
+            # Also where no worker's upkeep does it.
             self.trim_turns(request.queue, request.deployment_id, rows[0]["turn"])
+            self.fold_counters()
         return rows
 
     def renew(self, worker: str, claims: Sequence[Claim], *, wait: bool) -> dict[int, Renewal]:
@@ -381,13 +395,12 @@ class BodyManager(models.Manager[Any]):
         locked = self.select_for_update().filter(pk__in=holders).order_by("pk")
         return list(locked.values_list("pk", flat=True))
 
-    def free_names(self, holders: Sequence[int], items: Sequence[Acceptance]) -> None:
-        """Let go of the ids and keys of *items* where the locked *holders* have them."""
-        locked = self.filter(pk__in=holders)
-        for item in items:
-            locked.filter(tenant=item.tenant, item_id=item.item_id).update(id_freed=True)
-            if item.dedupe_key is not None:
-                locked.filter(tenant=item.tenant, dedupe_key=item.dedupe_key).update(key_freed=True)
+    def free_names(self, *, ids: Sequence[int], keys: Sequence[int]) -> None:
+        """Let go of the ids, and of the keys, of these locked bodies."""
+        for batch in _batches(sorted(ids)):
+            self.filter(pk__in=batch).update(id_freed=True)
+        for batch in _batches(sorted(keys)):
+            self.filter(pk__in=batch).update(key_freed=True)
 
     def _holding(self, item: Acceptance) -> Q:
         holding = Q(tenant=item.tenant, item_id=item.item_id, id_freed=False)

@@ -124,7 +124,10 @@ class MemoryWorkQueue(AsyncVerbs):
 
     def enqueue_many(self, items: Iterable[WorkItem]) -> tuple[WorkItem, ...]:
         size = self.policy.max_payload_bytes
-        offered = [replace(i, payload=json.loads(encode_payload(i.payload, size))) for i in items]
+        offered = [
+            replace(item, payload=json.loads(encode_payload(item.payload, size)))
+            for item in contract.check_offered(items)
+        ]
         with self._moment() as now:
             answers: list[_Row] = []
             new: dict[int, _Row] = {}
@@ -275,9 +278,8 @@ class MemoryWorkQueue(AsyncVerbs):
         fence: int | None = None,
         result: Any = None,
     ) -> WorkItem:
-        kept = json.loads(encode_result(result, self.policy.max_payload_bytes) or "null")
-
         def move(row: _Row, now: datetime) -> None:
+            kept = json.loads(encode_result(result, self.policy.max_payload_bytes) or "null")
             self._move(row, "complete", WorkState.COMPLETED, result=kept, **_UNHELD)
 
         return self._settle("complete", item_id, tenant, worker, fence, move)
@@ -293,8 +295,7 @@ class MemoryWorkQueue(AsyncVerbs):
         delay_seconds: float | None = None,
         fence: int | None = None,
     ) -> WorkItem:
-        if delay_seconds is not None:
-            require_seconds("delay_seconds", delay_seconds)
+        contract.check_failure(retryable=retryable, delay_seconds=delay_seconds)
         text = describe(error).message
 
         def move(row: _Row, now: datetime) -> None:
@@ -334,6 +335,7 @@ class MemoryWorkQueue(AsyncVerbs):
         contract.check_worker(worker)
         with self._moment() as now:
             held = [row for row in self._rows.values() if row.item.worker == worker]
+            held.sort(key=lambda row: (row.item.lease_expires_at, row.job_id))
             for row in held:
                 self._end_attempt(row, "adopt", WORKER_RESTARTED, now, delay_seconds=0)
             return tuple(row.shown(now) for row in held)

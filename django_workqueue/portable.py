@@ -52,6 +52,8 @@ from django_workqueue.policy import (
 )
 
 _LOCK: Final = "update django_workqueue_counter set id = id where false"
+# Where SQLite keeps the highest id that a table ever had.
+_LATEST_ID: Final = "select seq from sqlite_sequence where name = %s"
 _COUNTS: Final = tuple(
     field.name for field in Counter._meta.concrete_fields if field.name not in ("id", "queue")
 )
@@ -67,6 +69,14 @@ class PortableMoves:
 
     def now(self) -> datetime:
         return datetime.now(UTC) + self._skew
+
+    def reserve(self, number: int) -> list[int]:
+        # Valid while the caller's transaction keeps the write lock.
+        with self._writing(), connections[self._alias].cursor() as cursor:
+            cursor.execute(_LATEST_ID, [QueueItem._meta.db_table])
+            latest = cursor.fetchone()
+        start = latest[0] + 1 if latest else 1
+        return [*range(start, start + number)]
 
     def accept(self, items: Sequence[Acceptance]) -> dict[int, Stored]:
         with self._writing() as now:
@@ -165,6 +175,7 @@ class PortableMoves:
             )
             if number % TURNS_KEPT == 0:
                 self.trim_turns(request.queue, request.deployment_id, number)
+                self.fold_counters()
             self._count(request.queue, ready=-len(picked), claimed=len(picked))
             return self._lease(request, picked, now)
 
@@ -463,6 +474,7 @@ _CLAIMED_COLUMNS: Final = (
 
 def _body(item: Acceptance, now: datetime) -> QueueItem:
     return QueueItem(
+        id=item.id,
         tenant=item.tenant,
         item_id=item.item_id,
         queue=item.queue,

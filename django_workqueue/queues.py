@@ -123,7 +123,7 @@ class DatabaseWorkQueue(AsyncVerbs):
         return self.enqueue_many([item])[0]
 
     def enqueue_many(self, items: Iterable[WorkItem]) -> tuple[WorkItem, ...]:
-        wanted = [self._acceptance(item) for item in items]
+        wanted = [self._acceptance(item) for item in contract.check_offered(items)]
         if not wanted:
             return ()
         for _ in range(TRIES):
@@ -139,15 +139,15 @@ class DatabaseWorkQueue(AsyncVerbs):
 
     def _accept_within_bounds(self, wanted: list[Acceptance]) -> list[WorkItem]:
         intake = Intake(self.using, self.moves, wanted)
-        queues = {each.queue for each in wanted}
-        bounds = {queue: self.policy_for(queue).max_depth for queue in queues}
+        bounds = {each.queue: self.policy_for(each.queue).max_depth for each in wanted}
         if len(wanted) == 1 and not any(bounds.values()):
             # One statement, so no transaction of ours around it.
             return intake.accept()
         with self._atomic():
             items = intake.accept()
-            for queue, new in intake.new.items():
-                self._refuse_overflow(queue, new, bounds[queue])
+            for queue in bounds:
+                if new := intake.new[queue]:
+                    self._refuse_overflow(queue, new, bounds[queue])
             return items
 
     def _refuse_overflow(self, queue: str, new: int, limit: int | None) -> None:
@@ -304,8 +304,7 @@ class DatabaseWorkQueue(AsyncVerbs):
         delay_seconds: float | None = None,
         fence: int | None = None,
     ) -> WorkItem:
-        if delay_seconds is not None:
-            require_seconds("delay_seconds", delay_seconds)
+        contract.check_failure(retryable=retryable, delay_seconds=delay_seconds)
         text = describe(error)
 
         def settle(row: Any, held: int) -> dict[int, WorkState]:

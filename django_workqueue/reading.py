@@ -8,7 +8,7 @@ the rest of its item, nor the items beside it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -63,13 +63,13 @@ class ItemReader:
 
     def failure_texts(self, job_ids: Sequence[int]) -> dict[int, tuple[str, ...]]:
         """The texts of all failures, oldest first, by job id."""
-        texts: dict[int, tuple[str, ...]] = {}
+        texts: dict[int, list[str]] = {}
         for start in range(0, len(job_ids), BATCH):
             batch = job_ids[start : start + BATCH]
             failures = Failure.objects.using(self._using).filter(item_id__in=batch)
             for failure in failures.only("item_id", "message").order_by("item_id", "number"):
-                texts[failure.item_id] = (*texts.get(failure.item_id, ()), failure.message)
-        return texts
+                texts.setdefault(failure.item_id, []).append(failure.message)
+        return {job_id: tuple(messages) for job_id, messages in texts.items()}
 
 
 def decode_payload(text: str) -> dict[str, Any]:
@@ -85,6 +85,14 @@ def decode_payload(text: str) -> dict[str, Any]:
     if openings > MAX_PAYLOAD_DEPTH and nested_deeper(payload, MAX_PAYLOAD_DEPTH):
         raise PayloadError(f"nested deeper than {MAX_PAYLOAD_DEPTH}", field="payload")
     return payload
+
+
+def _readable(decode: Callable[[str], Any], text: str, otherwise: Any) -> Any:
+    """Decode *text*; what can't be decoded must not hide the item, whose failure says why."""
+    try:
+        return decode(text)
+    except (PayloadError, ValueError, RecursionError):
+        return otherwise
 
 
 def accepted_item(wanted: Acceptance, stored: Stored) -> WorkItem:
@@ -141,7 +149,7 @@ def _as_item(row: Any, failures: tuple[str, ...], now: datetime) -> WorkItem:
         tenant=row.tenant,
         queue=row.queue,
         handler=row.handler,
-        payload=decode_payload(row.payload_text),
+        payload=_readable(decode_payload, row.payload_text, {}),
         priority=row.priority,
         dedupe_key=row.dedupe_key,
         deployment_id=row.deployment_id or None,
@@ -158,5 +166,5 @@ def _as_item(row: Any, failures: tuple[str, ...], now: datetime) -> WorkItem:
         lease_expires_at=lease.expires_at if lease else None,
         job_id=row.pk,
         cancel_requested=lease.cancel_requested if lease else False,
-        result=None if row.result_text is None else json.loads(row.result_text),
+        result=_readable(json.loads, row.result_text or "null", None),
     )

@@ -45,13 +45,21 @@ WORKER_OPTIONS: Final = {
 
 # ---------------------------------------------------------------- accepting items
 
+RESERVE: Final = """
+select nextval(pg_get_serial_sequence('django_workqueue_queueitem', 'id')) as id
+  from generate_series(1, %(number)s::int)
+ order by id
+"""
+
 ACCEPT: Final = _timed("""
 with given as materialized (
-  select nextval(pg_get_serial_sequence('django_workqueue_queueitem', 'id')) as id,
+  select coalesce(
+           given.job_id, nextval(pg_get_serial_sequence('django_workqueue_queueitem', 'id'))
+         ) as id,
          {clock} as now,
          given.*
     from json_to_recordset(%(items)s::json) as given (
-           place int, tenant text, item_id text, queue text, deployment_id text,
+           place int, job_id bigint, tenant text, item_id text, queue text, deployment_id text,
            handler text, payload text, priority smallint, dedupe_key text, fence bigint,
            max_attempts int, lease_seconds float8, max_lease_seconds float8,
            timeout_seconds float8, backoff_seconds float8, backoff_cap_seconds float8,
@@ -559,7 +567,7 @@ with late as materialized (
   select item
     from django_workqueue_lease
    where expires_at <= {{now}}
-   order by expires_at
+   order by expires_at, item
    limit %(limit)s::int
      for update skip locked
 ), gone as (

@@ -45,6 +45,7 @@ def test_a_queues_own_policy_stands_on_the_policy_of_all(settings):
         ({"WORKER": {"processes": 0}}, "WORKER: processes"),
         ({"WORKER": {"reap_seconds": -5}}, "WORKER: reap_seconds"),
         ({"DEPLOYMENT_ID": "x" * 101}, "DEPLOYMENT_ID"),
+        ({"DEPLOYMENT_ID": 0}, "DEPLOYMENT_ID: must be text"),
         ({"ENABLED": "yes"}, "ENABLED must be True or False"),
     ],
 )
@@ -66,6 +67,16 @@ def test_a_drain_that_outlasts_a_lease_is_a_failed_check(settings):
     assert "'quick'" in error.msg
     with pytest.raises(SystemCheckError, match="quick"):
         call_command("check")
+
+
+def test_a_drain_is_compared_with_the_lease_that_claims_really_have(settings):
+    settings.WORKQUEUE = {"POLICY": {"lease_seconds": 60, "max_lease_seconds": 10}}
+    assert [each.id for each in run_checks()] == ["django_workqueue.E002"]
+
+
+def test_naive_times_are_a_failed_check(settings):
+    settings.USE_TZ = False
+    assert "django_workqueue.E005" in [each.id for each in run_checks()]
 
 
 def test_a_database_that_is_not_configured_is_a_failed_check(settings):

@@ -69,6 +69,30 @@ class TestRegistering:
         again = handler("report")(work)
         assert own_registry.find("report", "default") is again
 
+    def test_decorating_twice_registers_under_both_names(self, own_registry):
+        inner = handler("one", queue="other")(work)
+        outer = handler("two")(inner.function)
+        assert (inner.name, outer.name, outer.queue) == ("one", "two", "default")
+        wrapped = handler("three")(inner)
+        assert own_registry.find("three", "default") is wrapped
+        assert own_registry.find("one", "other") is inner
+
+    def test_attributes_of_the_function_do_not_become_the_handlers(self, own_registry):
+        def named(payload, context):
+            return None
+
+        named.name, named.queue = "evil", "q"
+        made = handler("good")(named)
+        assert (made.name, made.queue) == ("good", "default")
+
+    def test_an_object_with_an_async_call_is_async(self, own_registry):
+        class Callable:
+            async def __call__(self, payload, context):
+                return None
+
+        with pytest.raises(InvalidFieldError, match="atomic"):
+            handler("object", atomic=True)(Callable())
+
     def test_a_handler_is_still_the_function(self, own_registry):
         made = handler("report")(work)
         context = Context(WorkItem(tenant="acme"))
@@ -85,6 +109,7 @@ class TestRegistering:
             ({"max_attempts": 0}, "max_attempts"),
             ({"timeout_seconds": -1}, "timeout_seconds"),
             ({"priority": 101}, "priority"),
+            ({"atomic": "no"}, "atomic"),
         ],
     )
     def test_options_that_no_item_may_have_are_refused_by_name(self, own_registry, options, field):
@@ -166,6 +191,9 @@ class TestEnqueueing:
         make_queue("sqlite")
         item = made.enqueue(tenant="acme", id="mine", priority=0, using="default")
         assert (item.id, item.priority, item.payload) == ("mine", 0, {})
+        for payload in ([], "", 0, False):
+            with pytest.raises(InvalidFieldError, match="payload"):
+                made.enqueue(payload, tenant="acme", using="default")
 
     def test_it_has_an_async_twin(self, own_registry):
         made = handler("report")(awork)

@@ -1,12 +1,13 @@
 """Two connections to PostgreSQL at once: who wins, who waits, and who is passed over."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 
 import pytest
 from django.db import connections, transaction
 
-from django_workqueue import LeaseLostError, QueuePolicy, WorkItem, WorkState
+from django_workqueue import LeaseLostError, QueuePolicy, WorkItem, WorkState, doctor
 from django_workqueue.doctor import examine
 from django_workqueue.managers import ClaimRequest
 from django_workqueue.models import Counter, Lease, Turn
@@ -66,16 +67,16 @@ class TestClaims:
         assert queue.claim(worker="b").fence == 1
 
     def test_a_promotion_in_an_open_transaction_does_not_stop_another_claim(self, queue, other):
-        soon = queue.moves.now()
+        soon = queue.moves.now() + timedelta(seconds=30)
         queue.enqueue_many(
             [WorkItem(tenant="acme", id=each, available_at=soon) for each in ("one", "two")]
         )
-        queue.enqueue(WorkItem(tenant="acme", id="late", available_at=soon.replace(year=9000)))
         put(queue, "ready")
+        queue.advance(31)
         other.begin()
-        other.call(partial(queue.moves.promote, "default"))
+        assert other.call(partial(queue.moves.promote, "default")) == 2
         with Elsewhere(POSTGRES) as third:
-            assert third.call(partial(queue.claim, worker="b")) is not None
+            assert third.call(partial(queue.claim, worker="b")).id == "ready"
         other.commit()
 
     def test_what_became_due_is_seen_by_the_very_next_claim(self, queue):
@@ -277,6 +278,27 @@ class TestEnqueueing:
         assert len(jobs) == 1
         assert queue.stats().duplicates_suppressed == 31
 
+    def test_batches_that_share_keys_in_opposite_orders_wait_for_each_other_in_one_order(
+        self, queue, other
+    ):
+        """In a caller's transaction, where a deadlock would not be retried."""
+        keys = [f"k{n}" for n in range(50)]
+        batches = [
+            [WorkItem(tenant="acme", dedupe_key=key) for key in order]
+            for order in (keys, keys[::-1])
+        ]
+        other.begin()
+        other.call(partial(queue.enqueue_many, batches[0][:25]))
+        with Elsewhere(POSTGRES) as third:
+            third.begin()
+            second = third.start(partial(queue.enqueue_many, batches[1]))
+            third.wait_until_blocked(second)
+            other.call(partial(queue.enqueue_many, batches[0][25:]))
+            other.commit()
+            assert len(second.result(20)) == 50
+            third.commit()
+        assert queue.stats().depth == 50
+
     def test_batches_that_share_keys_in_opposite_orders_do_not_deadlock(self, queue):
         keys = [f"k{n}" for n in range(200)]
         orders = [keys, keys[::-1]] * 2
@@ -289,6 +311,21 @@ class TestEnqueueing:
             for offer in offers:
                 assert len(offer.result(60)) == 200
         assert queue.stats().depth == 200
+
+
+def test_the_doctor_has_one_picture_of_a_queue_at_work(queue, other, monkeypatch):
+    queue.enqueue_many(WorkItem(tenant="acme") for _ in range(20))
+    question = doctor._wrong_counters
+
+    def interrupted(using):
+        other.call(partial(queue.claim_many, worker="w", limit=5))
+        return question(using)
+
+    queue.claim(worker="v")
+    with monkeypatch.context() as patched:
+        patched.setattr(doctor, "_wrong_counters", interrupted)
+        assert examine(POSTGRES) == []
+    assert queue.stats().claimed == 6
 
 
 def test_folding_the_counters_under_way_changes_no_figure(queue, other):

@@ -21,6 +21,7 @@ from django_workqueue import (
     get_queue,
 )
 from django_workqueue.doctor import examine
+from django_workqueue.managers import Completion
 from django_workqueue.models import Failure, Lease, QueueItem, Ready
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.testing import DatabaseTestQueue, is_test_database, make_queue
@@ -122,6 +123,18 @@ class TestStatements:
             with pytest.raises(TypeError, match="only reads"):
                 getattr(QueueItem.objects.using(queue.using), verb)()
 
+    def test_finished_ids_and_keys_are_taken_over_in_a_few_statements(self):
+        queue = make_queue("postgresql")
+        items = [WorkItem(tenant="acme", id=f"i{n}", dedupe_key=f"k{n}") for n in range(1000)]
+        queue.enqueue_many(items)
+        for item in queue.claim_many(worker="w", limit=1000):
+            queue.moves.complete("w", [Completion(item=item.job_id, fence=item.fence)])
+        with CaptureQueriesContext(connections["postgresql"]) as statements:
+            again = queue.enqueue_many(items)
+        assert {item.fence for item in again} == {1}
+        assert len(statements) <= 60
+        assert examine("postgresql") == []
+
 
 class TestUndecodable:
     HOSTILE = ("[1, 2]", '{"n": ' + "9" * 5000 + "}", "[" * 1500 + "]" * 1500, '"text"')
@@ -140,6 +153,15 @@ class TestUndecodable:
         assert (stats.claimed, stats.dead_lettered, stats.depth) == (1, 1, 0)
         failure = Failure.objects.using(queue.using).get(item_id=bad.job_id)
         assert (failure.kind, failure.number) == ("undecodable", 1)
+        # And every reader shows it, and what stands beside it.
+        queue.enqueue(WorkItem(tenant="acme", id="also dead"))
+        queue.fail(
+            queue.claim(worker="w").id, tenant="acme", worker="w", error="x", retryable=False
+        )
+        letters = queue.dead_letters(tenant="acme")
+        assert [item.id for item in letters] == ["bad", "also dead"]
+        assert letters[0].payload == queue.get("bad", tenant="acme").payload == {}
+        assert "payload" in letters[0].failures[0]
         assert examine(queue.using) == []
 
     def test_a_claim_of_one_skips_what_cannot_be_read(self, queue):

@@ -22,7 +22,12 @@ from django_workqueue.conformance.figures import AsyncTwins, Figures
 from django_workqueue.conformance.handing_over import DeploymentPins, DueTimes, HandingOver
 from django_workqueue.conformance.leases import Fences, Leases
 from django_workqueue.conformance.returning import Adopting, DeadLetters, Reaping
-from django_workqueue.conformance.same_job_twice import FullQueue, SameJobTwice, SeveralAtOnce
+from django_workqueue.conformance.same_job_twice import (
+    FullQueue,
+    OneAfterTheOther,
+    SameJobTwice,
+    SeveralAtOnce,
+)
 from django_workqueue.conformance.settling import Repeats, Settling
 from django_workqueue.conformance.values import Arguments, Fields, Payloads
 
@@ -35,6 +40,7 @@ class WorkQueueConformance(
     DeploymentPins,
     SameJobTwice,
     SeveralAtOnce,
+    OneAfterTheOther,
     FullQueue,
     Fairness,
     Leases,

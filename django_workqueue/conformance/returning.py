@@ -124,6 +124,15 @@ class Reaping(Bench):
 
 
 class Adopting(Bench):
+    def test_adopted_items_come_in_the_order_of_their_leases(self) -> None:
+        """SPEC 4."""
+        self.start()
+        for name in "abc":
+            self.put(name)
+        for seconds in (900, 300, 600):
+            self.take(lease_seconds=seconds)
+        assert ids(self.queue.adopt(worker="w1")) == ["b", "c", "a"]
+
     def test_an_adopted_item_is_queued_and_due_at_once(self) -> None:
         """T13, T71, T72."""
         self.start(backoff_seconds=60)

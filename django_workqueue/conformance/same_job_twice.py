@@ -236,6 +236,44 @@ class SeveralAtOnce(Bench):
         assert self.put("a").id == "a"
 
 
+class OneAfterTheOther(Bench):
+    """`enqueue_many` does as `enqueue` would, one after the other."""
+
+    def test_the_key_of_an_earlier_one_in_the_call_wins_over_a_live_id(self) -> None:
+        """SPEC 4."""
+        self.start()
+        self.say("complete", self.take_new("old", dedupe_key="k"))
+        self.put("y")
+        offered = [new_item("n", dedupe_key="k"), new_item("y", dedupe_key="k")]
+        assert ids(self.queue.enqueue_many(offered)) == ["n", "n"]
+
+    def test_an_id_taken_over_keeps_its_place_among_the_others(self) -> None:
+        """SPEC 4: age goes by acceptance."""
+        self.start()
+        self.say("complete", self.take_new("old"))
+        self.queue.enqueue_many([new_item("old"), new_item("new"), new_item("newer")])
+        assert ids(self.take_many(9)) == ["old", "new", "newer"]
+
+    def test_what_follows_a_duplicate_keeps_its_place(self) -> None:
+        """SPEC 4."""
+        self.start()
+        offered = [
+            new_item("a"),
+            new_item("a", dedupe_key="k"),
+            new_item("c", dedupe_key="k"),
+            new_item("d"),
+        ]
+        assert ids(self.queue.enqueue_many(offered)) == ["a", "a", "c", "d"]
+        assert ids(self.take_many(9)) == ["a", "c", "d"]
+
+    def test_a_chain_of_shared_names_is_accepted_whole(self) -> None:
+        """SPEC 4: however long."""
+        self.start()
+        offered = [new_item(f"i{n // 2}", dedupe_key=f"k{(n + 1) // 2}") for n in range(40)]
+        assert ids(self.queue.enqueue_many(offered)) == [f"i{n // 2}" for n in range(40)]
+        assert self.figures().depth == self.figures().duplicates_suppressed == 20
+
+
 class FullQueue(Bench):
     def test_a_full_queue_refuses(self) -> None:
         """SPEC 4."""

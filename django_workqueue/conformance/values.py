@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 from django_workqueue.conformance._bench import Bench, new_item, refused
 from django_workqueue.exceptions import InvalidFieldError, PayloadError
@@ -194,6 +194,47 @@ class Fields(Bench):
         for seconds in (0, -1, float("nan"), float("inf"), 10**5000, True, "3"):
             self.refuse_field("timeout_seconds", seconds)
         assert self.figures().depth == 0
+
+    def test_times_that_no_zone_could_show_are_refused(self) -> None:
+        """SPEC 3: nothing is stored."""
+        self.start()
+        west, east = timezone(timedelta(hours=-12)), timezone(timedelta(hours=14))
+        odd = (datetime.max.replace(tzinfo=west), datetime.min.replace(tzinfo=east))
+        for name in ("enqueued_at", "available_at"):
+            for value in odd:
+                with refused(InvalidFieldError, field=name):
+                    self.put(None, **cast(dict[str, Any], {name: value}))
+        assert self.figures().depth == 0
+
+    def test_far_times_and_odd_zones_are_kept(self) -> None:
+        """SPEC 3."""
+        self.start()
+        zone = timezone(timedelta(hours=5, minutes=45, seconds=7))
+        for number, year in enumerate((3, 1900, 9997)):
+            moment = datetime(year, 7, 1, 12, 30, 15, 123_456, tzinfo=zone)
+            item = self.put(f"i-{number}", enqueued_at=moment, available_at=moment)
+            assert item.enqueued_at == item.available_at == moment
+            assert self.look(item).enqueued_at == moment
+
+    def test_only_items_can_be_enqueued(self) -> None:
+        """SPEC 3."""
+        self.start()
+        for offered in ({"tenant": "acme"}, None, "acme"):
+            with refused(InvalidFieldError, field="item"):
+                self.queue.enqueue(cast(Any, offered))
+        with refused(InvalidFieldError, field="items"):
+            self.queue.enqueue_many(cast(Any, None))
+        assert self.figures().depth == 0
+
+    def test_whether_to_retry_is_yes_or_no(self) -> None:
+        """SPEC 4."""
+        self.start()
+        item = self.take_new("i-1")
+        values: list[Any] = ["no", "", None, 2, []]
+        for value in values:
+            with refused(InvalidFieldError, field="retryable"):
+                self.say("fail", item, retryable=value)
+        assert self.look(item) == item
 
     def test_naive_times_are_refused(self) -> None:
         """SPEC 3."""
