@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 Announce = Callable[[Held], None]
 Report = Callable[[Held, Settlement | None], None]
 
-# The weight of the latest attempt in the average of how long they take, and how long it
-# counts at most: a single pause must not look as if all attempts were long.
-_WEIGHT: Final = 0.2
-_LONGEST: Final = 0.02
+# Of so many latest attempts the median tells how long they take: a pause of the machine
+# must not look as if all of them were long.
+_LATEST: Final = 9
 
 
 class Slots:
@@ -60,17 +59,17 @@ class Slots:
         self._for_threads: SimpleQueue[Held] = SimpleQueue()
         self._threads = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._average = _LONGEST
+        self._latest = deque([1.0] * _LATEST, _LATEST)
 
     def attempt_seconds(self) -> float:
-        """Return how long a slot takes of late until it is free again: an estimate, good for
-        telling short attempts from longer ones."""
+        """Return how long it takes of late until a slot is free again; long at first."""
         with self._lock:
+            usual = sorted(self._latest)[_LATEST // 2]
             if len(self._running) < self._concurrency:
-                return self._average
+                return usual
             now = time.monotonic()
             busy = min(now - (held.started or now) for held in self._running.values())
-            return max(self._average, busy)
+            return max(usual, busy)
 
     @property
     def backlog(self) -> bool:
@@ -155,8 +154,7 @@ class Slots:
     def _end(self, held: Held, settlement: Settlement | None) -> None:
         with self._lock:
             if held.started is not None:
-                took = min(time.monotonic() - held.started, _LONGEST)
-                self._average += _WEIGHT * (took - self._average)
+                self._latest.append(time.monotonic() - held.started)
             # Reported before another one starts: the dispatcher sees ends in their order.
             self._report(held, settlement)
             self._running.pop(held.job_id, None)

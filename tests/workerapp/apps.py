@@ -1,3 +1,5 @@
+import os
+
 from django.apps import AppConfig
 
 
@@ -5,3 +7,10 @@ class WorkerAppConfig(AppConfig):
     name = "tests.workerapp"
     label = "workerapp"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self):
+        """Let a test say how long the processes that it starts keep what they prefetched."""
+        if patience := os.environ.get("WORKQUEUE_TEST_PREFETCH_PATIENCE"):
+            from django_workqueue.worker import dispatcher
+
+            dispatcher.PREFETCH_PATIENCE = float(patience)

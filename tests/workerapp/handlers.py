@@ -33,6 +33,11 @@ def nothing(payload, context):
     return None
 
 
+@handler("return_one")
+def return_one(payload, context):
+    return 1
+
+
 @handler("leave_trace")
 def leave_trace(payload, context):
     trace("ran", payload, context)
