@@ -342,6 +342,10 @@ class PortableMoves:
     def _all(self, model: Any) -> Any:
         return model._base_manager.using(self._alias)
 
+    def _put(self, model: Any, **fields: Any) -> None:
+        # A row that shouldn't be there is left to `workqueue doctor`.
+        self._all(model).bulk_create([model(**fields)], ignore_conflicts=True)
+
     def _mine(self, worker: str, item: int, fence: int, now: datetime) -> Lease | None:
         mine = self._all(Lease).filter(item_id=item, fence=fence, worker=worker, expires_at__gt=now)
         lease: Lease | None = mine.first()
@@ -387,7 +391,8 @@ class PortableMoves:
     def _record(
         self, lease: Lease, kind: FailureKind, text: FailureText, state: WorkState, now: datetime
     ) -> None:
-        self._all(Failure).create(
+        self._put(
+            Failure,
             item_id=lease.item_id,
             number=lease.attempts + 1,
             fence=lease.fence,
@@ -407,11 +412,11 @@ class PortableMoves:
     ) -> None:
         self._leave(lease)
         if delay <= 0:
-            self._all(Ready).create(**place)
+            self._put(Ready, **place)
             self._count(lease.queue, claimed=-1, ready=1)
             return
         due_at = now + timedelta(seconds=delay)
-        self._all(Waiting).create(**place, due_at=due_at, since=now, cause=cause)
+        self._put(Waiting, **place, due_at=due_at, since=now, cause=cause)
         self._count(lease.queue, claimed=-1, waiting=1)
 
     def _finish(
@@ -419,7 +424,8 @@ class PortableMoves:
     ) -> None:
         self._leave(lease)
         keep = self._all(QueueItem).values_list("retention_seconds", flat=True)
-        self._all(Finished).create(
+        self._put(
+            Finished,
             item_id=lease.item_id,
             queue=lease.queue,
             tenant=lease.tenant,
@@ -437,7 +443,8 @@ class PortableMoves:
         self, lease: Lease, body: QueueItem, text: FailureText, reason: str, now: datetime
     ) -> None:
         self._leave(lease)
-        self._all(DeadLetter).create(
+        self._put(
+            DeadLetter,
             item_id=lease.item_id,
             tenant=lease.tenant,
             queue=lease.queue,

@@ -364,7 +364,8 @@ RENEW_MANY: Final = RENEW.replace("{patience}", "skip locked")
 
 # ---------------------------------------------------------------- settling
 
-# Whoever deletes the lease row settles the item: this is the fence.
+# Whoever deletes the lease row settles the item: this is the fence. A row that shouldn't be
+# where the item goes is left to `workqueue doctor`: it must not abort the batch.
 _MINE: Final = """
    where item = any(array(select item from told))
      and fence = (select fence from told where told.item = lease.item)
@@ -392,6 +393,7 @@ with told as materialized (
         from django_workqueue_queueitem
        where id = gone.item
        limit 1) body
+      on conflict do nothing
 ), counted as (
   insert into django_workqueue_counter (queue, claimed, completed)
   select queue, -count(*), count(*)
@@ -426,6 +428,7 @@ with told as materialized (
   select queue, deployment_id, tenant, rank, item, fence, attempts, worker
     from verdict
    where place = 'ready'
+      on conflict do nothing
 ), waiting as (
   insert into django_workqueue_waiting (
          item, queue, deployment_id, tenant, rank, fence, attempts, released_by,
@@ -433,6 +436,7 @@ with told as materialized (
   select item, queue, deployment_id, tenant, rank, fence, attempts, worker, due_at, now, cause
     from verdict
    where place = 'waiting'
+      on conflict do nothing
 ), cancelled as (
   insert into django_workqueue_finished (
          item, queue, tenant, state, fence, attempts, worker, claimed_at,
@@ -447,6 +451,7 @@ with told as materialized (
        where id = verdict.item
        limit 1) body
    where place = 'cancelled'
+      on conflict do nothing
 ), counted as (
   insert into django_workqueue_counter (queue, claimed, ready, waiting, cancelled)
   select queue, -count(*), count(*) filter (where place = 'ready'),
@@ -487,12 +492,14 @@ verdict as materialized (
   select item, number, fence, kind, state, error_class, message, traceback, fingerprint,
          worker, claimed_at, now
     from verdict
+      on conflict do nothing
 ), ready as (
   insert into django_workqueue_ready (
          queue, deployment_id, tenant, rank, item, fence, attempts, released_by)
   select queue, deployment_id, tenant, rank, item, fence, number, ''
     from verdict
    where state = 'queued' and wait <= 0
+      on conflict do nothing
 ), waiting as (
   insert into django_workqueue_waiting (
          item, queue, deployment_id, tenant, rank, fence, attempts, released_by,
@@ -501,6 +508,7 @@ verdict as materialized (
          now + interval '1 second' * wait, now, 'backoff'
     from verdict
    where state = 'queued' and wait > 0
+      on conflict do nothing
 ), buried as (
   insert into django_workqueue_deadletter (
          item, tenant, queue, deployment_id, fence, attempts, dead_at, keep_until, reason,
@@ -511,6 +519,7 @@ verdict as materialized (
          error_class, fingerprint
     from verdict
    where state = 'dead_lettered'
+      on conflict do nothing
 ), cancelled as (
   insert into django_workqueue_finished (
          item, queue, tenant, state, fence, attempts, worker, claimed_at,
@@ -519,6 +528,7 @@ verdict as materialized (
          now, now + interval '1 second' * retention_seconds, null, ''
     from verdict
    where state = 'cancelled'
+      on conflict do nothing
 ), counted as (
   insert into django_workqueue_counter (
          queue, claimed, ready, waiting, dead_lettered, cancelled, reaped)

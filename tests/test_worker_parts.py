@@ -426,6 +426,9 @@ def test_a_process_is_responsive_while_it_is_heard_or_computes_and_is_not_stoppe
         ({"max_items": 0}, "--max-items: must be between"),
         ({"deployment_id": "x" * 101}, "--deployment-id: 101 characters are more than 100"),
         ({"database": "absent"}, "--database: there is no database 'absent'"),
+        ({"name": " "}, "--name: must be printable text, and not blank"),
+        ({"name": ""}, "--name: must be printable text, and not blank"),
+        ({"name": "a\nb"}, "--name: must be printable text, and not blank"),
     ],
 )
 def test_options_that_can_not_work_are_refused_by_name(options, message):

@@ -6,7 +6,8 @@ before a process died can still be read, and then the channel ends: each side le
 once that the other is gone.
 
 From a process: ``ready``; ``beat``; ``held`` (claims it has taken); ``started`` (before
-the handler runs); ``gone`` (claims it no longer has); ``hungry`` (free slots, nothing more
+the handler runs); ``left`` (claims that it gave up without knowing how they stand);
+``gone`` (claims it no longer has); ``hungry`` (free slots, nothing more
 due); ``leaving`` (it drains). To a process: ``configure``; ``wake`` (queues with due work);
 ``renewed``; ``lost``; ``cancel``; ``drain``.
 """

@@ -86,6 +86,9 @@ class Child:
         #: When it is killed if it hasn't ended; infinity: it isn't being ended.
         self.deadline = math.inf
         self.leases: dict[int, HeldLease] = {}
+        #: Begun claims (fence by item) that it holds no longer, though how they ended may
+        #: not be stored: should one still stand when the process ends, it isn't unspent.
+        self.unsettled: dict[int, int] = {}
         #: How many items it has begun.
         self.begun = 0
         #: It has free slots, and found nothing more due.
@@ -106,6 +109,21 @@ class Child:
     def idle(self) -> bool:
         """True if it holds nothing and found nothing due."""
         return self.hungry and not self.leases and not self.leaving
+
+    def let_go(self, item: int, fence: int) -> bool:
+        """Take it that a claim is lost, or is to be ended by others; False: it isn't held."""
+        lease = self.leases.get(item)
+        if lease is None or lease.fence != fence:
+            return False
+        del self.leases[item]
+        if lease.begun:
+            self.unsettled[item] = fence
+        return True
+
+    def begun_claims(self) -> dict[int, int]:
+        """Return the claims (fence by item) that are not unspent, wherever they stand."""
+        held = {lease.item: lease.fence for lease in self.leases.values() if lease.begun}
+        return self.unsettled | held
 
     def heard(self) -> None:
         """Note a sign of life."""

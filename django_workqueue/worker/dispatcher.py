@@ -72,6 +72,7 @@ class Dispatcher:
         self._held: dict[int, Held] = {}
         self._settling = Settling(self._queue, options.name)
         self._gone: list[int] = []
+        self._left: list[tuple[int, int]] = []
         # Queues that may have due work; the others have shown that they have none.
         self._due: set[str] = set()
         self._turn = 0
@@ -150,8 +151,7 @@ class Dispatcher:
     def _work(self) -> None:
         self._give_back_stale()
         for held in self._settling.drop_lapsed():
-            self._given_up[held.job_id] = held.fence
-            self._forget([held.job_id])
+            self._give_up(held)
         try:
             self._recover()
             self._settle_and_claim()
@@ -176,6 +176,9 @@ class Dispatcher:
         self._forget(self._settling.done(batch, states))
         for items, began in claims:
             self._take(items, began)
+        if self._left:
+            self._tell("left", self._left)
+            self._left = []
         if self._gone:
             self._tell("gone", self._gone)
             self._gone = []
@@ -216,11 +219,17 @@ class Dispatcher:
         if settlement is not None:
             self._settling.add(settlement, held)
         else:
-            self._forget([held.job_id])
             if held.lost:
-                self._given_up[held.job_id] = held.fence
+                self._give_up(held)
+            else:
+                self._forget([held.job_id])
         if isinstance(settlement, Release) and held.started is None and self._budget is not None:
             self._budget += 1
+
+    def _give_up(self, held: Held) -> None:
+        self._given_up[held.job_id] = held.fence
+        self._left.append((held.job_id, held.fence))
+        self._forget([held.job_id])
 
     def _forget(self, job_ids: Iterable[int]) -> None:
         for job_id in job_ids:

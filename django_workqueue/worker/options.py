@@ -41,6 +41,17 @@ def exceeded(timeout: float | None) -> str:
     return f"exceeded its time limit of {timeout or 0.0:g} s"
 
 
+class _OneLineFormatter(logging.Formatter):
+    """Shows control characters as escapes: a tenant's name must not forge a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        record.message = "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode()
+            for char in record.message
+        )
+        return super().formatMessage(record)
+
+
 def configure_logging(verbosity: int) -> None:
     """
     Let the package's logger tell as much as *verbosity* (0 to 3) asks for, on stderr
@@ -51,5 +62,5 @@ def configure_logging(verbosity: int) -> None:
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         form = "%(asctime)s.%(msecs)03d %(process)d %(levelname)-7s %(message)s"
-        handler.setFormatter(logging.Formatter(form, datefmt="%H:%M:%S"))
+        handler.setFormatter(_OneLineFormatter(form, datefmt="%H:%M:%S"))
         logger.addHandler(handler)

@@ -53,6 +53,8 @@ def main(descriptor: int) -> NoReturn:
     os.set_inheritable(descriptor, False)
     # Ctrl-C reaches the whole group of processes; the supervisor tells what to do about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a handler forks is no worker: a signal ends it, and says nothing to us.
+    os.register_at_fork(after_in_child=_forget_signals)
     with Wakeup([signal.SIGTERM]) as wakeup:
         # Blocked by the supervisor until here, so that none could get lost.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -71,6 +73,13 @@ def main(descriptor: int) -> NoReturn:
             os._exit(code)  # a handler goes on, and would be torn apart by a tidy end
         _end_soon(code)
     sys.exit(code)
+
+
+def _forget_signals() -> None:
+    with contextlib.suppress(ValueError):  # not in the main thread of an interpreter
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _first_messages(channel: Channel) -> list[Message]:

@@ -34,6 +34,8 @@ class Ending:
     #: It was sent once, and the answer has not come.
     unanswered: bool = False
     not_before: float = 0.0
+    #: The last try met a lock, and was no answer.
+    postponed: bool = False
 
     @property
     def job_id(self) -> int:
@@ -71,7 +73,10 @@ class Settling:
     def due(self) -> list[Ending]:
         """Return a batch of what is to be stored now."""
         now = time.monotonic()
-        return [each for each in self._endings.values() if each.not_before <= now][:BATCH]
+        batch = [each for each in self._endings.values() if each.not_before <= now][:BATCH]
+        for each in batch:
+            each.postponed = False
+        return batch
 
     def drop_lapsed(self) -> list[Held]:
         """Give up what can't be stored any more, and return it."""
@@ -105,12 +110,13 @@ class Settling:
             except OperationalError as error:
                 if not from_one_row(error):
                     raise
+                each.postponed = True
                 each.not_before = time.monotonic() + LOCKED_DELAY
         return states
 
     def done(self, batch: Sequence[Ending], states: Mapping[int, WorkState]) -> list[int]:
         """Forget what was answered; return the job ids. Postponed ones stay."""
-        answered = [each for each in batch if each.not_before <= time.monotonic()]
+        answered = [each for each in batch if not each.postponed]
         for each in answered:
             state = states.get(each.job_id)
             del self._endings[each.job_id]

@@ -8,12 +8,14 @@ so that a slot that becomes free goes on at once, whatever the dispatcher is doi
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from django_workqueue.managers import Release
 from django_workqueue.worker.attempts import (
@@ -21,6 +23,7 @@ from django_workqueue.worker.attempts import (
     Held,
     Settlement,
     cancel,
+    failed,
     run_async,
     run_sync,
 )
@@ -28,6 +31,8 @@ from django_workqueue.worker.channel import ChannelClosedError
 
 if TYPE_CHECKING:
     from django_workqueue.queues import DatabaseWorkQueue
+
+logger: Final = logging.getLogger("django_workqueue")
 
 Announce = Callable[[Held], None]
 Report = Callable[[Held, Settlement | None], None]
@@ -127,13 +132,16 @@ class Slots:
     def _started_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread(self._loop.run_forever, "workqueue-loop")
+            self._thread(partial(_run_on, self._loop), "workqueue-loop")
         return self._loop
 
     def _work(self) -> None:
         while True:
             held = self._for_threads.get()
-            settlement = run_sync(self._queue, held) if self._begin(held) else _unspent(held)
+            try:
+                settlement = run_sync(self._queue, held) if self._begin(held) else _unspent(held)
+            except BaseException as error:  # thrown into this thread by others: the slot lives on
+                settlement = failed(held, error)
             self._end(held, settlement)
 
     async def _run_async(self, held: Held) -> None:
@@ -159,6 +167,16 @@ class Slots:
             self._report(held, settlement)
             self._running.pop(held.job_id, None)
             self._fill()
+
+
+def _run_on(loop: asyncio.AbstractEventLoop) -> NoReturn:
+    """Run *loop* for ever, also if a task of a handler stops it or lets SystemExit out."""
+    while True:
+        try:
+            loop.run_forever()
+            logger.error("a handler stopped the event loop: it goes on")
+        except BaseException as error:
+            logger.error("the event loop was left by %s: it goes on", type(error).__name__)
 
 
 def _unspent(held: Held) -> Settlement | None:

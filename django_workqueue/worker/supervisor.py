@@ -212,7 +212,8 @@ class Supervisor:
         )
         if accident:
             self._code = self._code or EXIT_PROCESS_DIED
-        if accident and age < _YOUNG:
+        # One that an item ended is replaced at once: the others must not wait for it.
+        if accident and age < _YOUNG and not child.begun:
             self._restart.failed()
         else:
             self._restart.over()
@@ -222,7 +223,7 @@ class Supervisor:
         self._upkeep.bury(
             Death(
                 process=child.number,
-                begun={lease.item: lease.fence for lease in child.leases.values() if lease.begun},
+                begun=child.begun_claims(),
                 kind=FailureKind.SHUTDOWN if cut_by_drain else FailureKind.DIED,
                 watched_until=time.monotonic() + self._longest_lease(),
             )
@@ -281,21 +282,14 @@ class Supervisor:
         if news.lost:
             self._say(child, "lost", news.lost)
         for item, fence, _ in news.lost:
-            self._drop(child, item, fence)
+            child.let_go(item, fence)
 
     def overdue(self, child: Child, lease: HeldLease) -> None:
-        if not self._drop(child, lease.item, lease.fence):
+        if not child.let_go(lease.item, lease.fence):
             return
         self._upkeep.time_out(lease)
         self._say(child, "lost", [(lease.item, lease.fence, "ended for its time limit")])
         self._retire(child)
-
-    def _drop(self, child: Child, item: int, fence: int) -> bool:
-        lease = child.leases.get(item)
-        if lease is None or lease.fence != fence:
-            return False
-        del child.leases[item]
-        return True
 
     # What processes say.
 
@@ -324,6 +318,10 @@ class Supervisor:
             lease.begin(time.monotonic())
             self._renewal.expect([lease])
 
+    def _on_left(self, child: Child, claims: Sequence[tuple[int, int]]) -> None:
+        for item, fence in claims:
+            child.let_go(item, fence)
+
     def _on_gone(self, child: Child, items: Sequence[int]) -> None:
         for item in items:
             child.leases.pop(item, None)
@@ -347,6 +345,7 @@ _HEARD: Final[dict[str, Callable[..., None]]] = {
     "beat": Supervisor._on_beat,
     "held": Supervisor._on_held,
     "started": Supervisor._on_started,
+    "left": Supervisor._on_left,
     "gone": Supervisor._on_gone,
     "hungry": Supervisor._on_hungry,
     "leaving": Supervisor._on_leaving,

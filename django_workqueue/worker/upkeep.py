@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
+from django.db import Error
 from django.db.models import Exists, Max, Q, Sum
 from django.db.models.functions import Now
 
@@ -29,6 +30,7 @@ from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.children import Crew, HeldLease
 from django_workqueue.worker.duty import DutyThread
 from django_workqueue.worker.options import WorkerOptions, exceeded
+from django_workqueue.worker.settling import LOCKED_DELAY, from_one_row
 
 logger: Final = logging.getLogger("django_workqueue")
 
@@ -104,20 +106,33 @@ class Upkeep(DutyThread):
         self.nudge()
 
     def turn(self) -> float | None:
-        self._settle_deaths()
-        self._settle_overdue()
         now = time.monotonic()
+        # The overdue first: they had begun, whatever their process did then.
+        quiet = [self._passes(self._settle_overdue), self._passes(self._settle_deaths)]
         for duty in self._duties:
             if duty.at <= now:
-                duty.run()
+                quiet.append(self._passes(duty.run))
                 duty.at = now + duty.every
         if not self._booted:  # present, and what older starts left is adopted
             self._booted = True
             self._warn_of_unserved()
             self._post(self._crew.booted)
-        return max(0.0, min(duty.at for duty in self._duties) - time.monotonic())
+        wait = max(0.0, min(duty.at for duty in self._duties) - time.monotonic())
+        return wait if all(quiet) else min(wait, LOCKED_DELAY)
+
+    def _passes(self, duty: Callable[[], None]) -> bool:
+        """Do a duty; False if one bad or locked row stopped it, which must not stop the rest."""
+        try:
+            duty()
+        except Error as error:
+            if not from_one_row(error):
+                raise
+            logger.warning("a row stands in the way: %s", str(error).strip())
+            return False
+        return True
 
     def finish(self) -> None:
+        self._settle_overdue()
         self._settle_deaths()
         self._all(WorkerProcess).filter(boot=self._options.boot).delete()
 
@@ -289,6 +304,8 @@ def _lives(row: WorkerProcess, now: datetime) -> bool:
         return False
     if row.host != socket.gethostname():
         return True
+    if row.pid == os.getpid():  # an older start had the number that is now ours
+        return False
     try:
         os.kill(row.pid, 0)
     except ProcessLookupError:

@@ -57,9 +57,11 @@ class Command(BaseCommand):
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         """Check the queue's database too."""
         kwargs: dict[Any, Any] = super().get_check_kwargs(options)
-        # Wrong settings name no database; the check of the settings is about to say so.
+        # Wrong settings name no database; the check of the settings is about to say so, as
+        # `handle` does of a wrong option.
         with contextlib.suppress(ImproperlyConfigured):
-            kwargs["databases"] = [options["database"] or DatabaseWorkQueue().using]
+            alias = options["database"] or DatabaseWorkQueue().using
+            kwargs["databases"] = [alias] if alias in connections else []
         return kwargs
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -91,7 +93,7 @@ def _worker_options(settings: WorkQueueSettings, options: dict[str, Any]) -> Wor
     deployment = given("deployment_id", settings.deployment_id or "")
     limit = options["max_items"]
     return WorkerOptions(
-        name=require_text("--name", options["name"] or _unique_name(), MAX_WORKER_LENGTH),
+        name=_printable_name(given("name", _unique_name())),
         boot=str(uuid.uuid4()),
         alias=alias,
         queues=tuple(
@@ -116,6 +118,12 @@ def _worker_options(settings: WorkQueueSettings, options: dict[str, Any]) -> Wor
         max_items=None if limit is None else require_integer("--max-items", limit, 1, 2**62),
         verbosity=options["verbosity"],
     )
+
+
+def _printable_name(name: str) -> str:
+    if not name.strip() or not name.isprintable():
+        raise InvalidFieldError("must be printable text, and not blank", field="--name")
+    return require_text("--name", name, MAX_WORKER_LENGTH)
 
 
 def _unique_name() -> str:
