@@ -127,7 +127,7 @@ class Upkeep(DutyThread):
         except Error as error:
             if not from_one_row(error):
                 raise
-            logger.warning("a row stands in the way: %s", str(error).strip())
+            logger.warning("a row stands in the way: %s", str(error).partition("\n")[0])
             return False
         return True
 
@@ -184,7 +184,9 @@ class Upkeep(DutyThread):
         live = Sum("ready") + Sum("waiting") + Sum("claimed")
         queues = self._all(Counter).order_by().values("queue").annotate(live=live)
         now = self._moves.now()
-        served = {q for row in self._all(WorkerProcess) if _lives(row, now) for q in row.queues}
+        others = self._all(WorkerProcess).exclude(boot=self._options.boot)
+        served = {queue for row in others if _lives(row, now) for queue in row.queues}
+        served |= {*self._options.queues}
         unserved = sorted({row["queue"] for row in queues if row["live"]} - served)
         if unserved:
             logger.warning("queues with work that nobody serves: %s", ", ".join(unserved))
