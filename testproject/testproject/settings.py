@@ -78,6 +78,7 @@ ROOT_URLCONF = "testproject.urls"
 WSGI_APPLICATION = "testproject.wsgi.application"
 STATIC_URL = "static/"
 USE_TZ = True
+TIME_ZONE = "UTC"
 
 WORKQUEUE = {
     "QUEUES": {
