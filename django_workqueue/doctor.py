@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from django.apps import apps
 from django.db import connections, transaction
 from django.db.models import (
     Case,
@@ -44,6 +45,13 @@ _KEPT: Final[dict[type[Any], tuple[str, ...]]] = {
     Finished: ("queue", "tenant"),
 }
 _RANKED: Final = (Ready, Waiting, Lease)
+
+
+def missing_tables(using: str) -> list[str]:
+    """Return the tables that the database *using* lacks, because it wasn't migrated."""
+    models = apps.get_app_config("django_workqueue").get_models()
+    there = connections[using].introspection.table_names()
+    return sorted({model._meta.db_table for model in models}.difference(there))
 
 
 def examine(using: str) -> list[str]:

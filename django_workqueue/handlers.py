@@ -164,6 +164,8 @@ class Handler:
         priority: int | None = None,
         available_at: datetime | None = None,
         deployment_id: str | None = None,
+        max_attempts: int | None = None,
+        timeout_seconds: float | None = None,
         using: str | None = None,
     ) -> WorkItem:
         """Enqueue an item for this handler, in the caller's transaction (`WorkQueue.enqueue`)."""
@@ -178,6 +180,8 @@ class Handler:
             priority=self.priority if priority is None else priority,
             available_at=available_at,
             deployment_id=deployment_id,
+            max_attempts=self.max_attempts if max_attempts is None else max_attempts,
+            timeout_seconds=self.timeout_seconds if timeout_seconds is None else timeout_seconds,
         )
         return get_queue(using).enqueue(item)
 

@@ -475,7 +475,10 @@ class DatabaseWorkQueue(AsyncVerbs):
             connection = connections[self.using]
             if not connection.in_atomic_block:
                 connection.close_if_unusable_or_obsolete()
-            raise QueueUnavailableError(queue=queue, operation=operation) from error
+            cause = str(error).strip().partition("\n")[0]
+            raise QueueUnavailableError(
+                f"{operation}: the store is unavailable: {cause}", queue=queue, operation=operation
+            ) from error
 
 
 def _ran_dry(rows: Sequence[Row], limit: int) -> bool:

@@ -189,8 +189,11 @@ class TestEnqueueing:
     def test_options_of_the_call_win(self, own_registry):
         made = handler("report", priority=10)(work)
         make_queue("sqlite")
-        item = made.enqueue(tenant="acme", id="mine", priority=0, using="default")
+        item = made.enqueue(
+            tenant="acme", id="mine", priority=0, max_attempts=2, timeout_seconds=9, using="default"
+        )
         assert (item.id, item.priority, item.payload) == ("mine", 0, {})
+        assert (item.max_attempts, item.timeout_seconds) == (2, 9)
         for payload in ([], "", 0, False):
             with pytest.raises(InvalidFieldError, match="payload"):
                 made.enqueue(payload, tenant="acme", using="default")

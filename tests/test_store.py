@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.db.utils import IntegrityError
 from django.test.utils import CaptureQueriesContext
@@ -224,11 +225,14 @@ class TestTrouble:
         with connections[private_database].cursor() as cursor:
             cursor.execute("drop table django_workqueue_queueitem cascade")
         queue = DatabaseTestQueue(private_database, policy=QueuePolicy())
+        for command in (("workqueue", "doctor"), ("runworkers",)):
+            with pytest.raises(CommandError, match=r"run manage\.py migrate"):
+                call_command(*command, database=private_database, skip_checks=True)
         for call in (
             lambda: queue.get("one", tenant="acme"),
             lambda: queue.enqueue(WorkItem(tenant="acme")),
         ):
-            with pytest.raises(QueueUnavailableError):
+            with pytest.raises(QueueUnavailableError, match="does not exist"):
                 call()
 
 

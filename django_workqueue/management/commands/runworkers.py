@@ -16,6 +16,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from django_workqueue.conf import WorkQueueSettings, get_settings
+from django_workqueue.doctor import missing_tables
 from django_workqueue.exceptions import InvalidFieldError
 from django_workqueue.items import (
     MAX_DEPLOYMENT_LENGTH,
@@ -73,6 +74,8 @@ class Command(BaseCommand):
         except InvalidFieldError as error:
             raise CommandError(str(error)) from None
         _refuse_long_drain(settings, worker)
+        if missing_tables(worker.alias):
+            raise CommandError(f"Tables are missing in {worker.alias!r}: run manage.py migrate.")
         configure_logging(worker.verbosity)
         connections.close_all()  # nothing of ours stays open in this thread
         if code := Supervisor(worker).run():

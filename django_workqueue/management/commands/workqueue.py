@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
 
-from django_workqueue.doctor import examine
+from django_workqueue.doctor import examine, missing_tables
 from django_workqueue.queues import get_queue
 
 
@@ -26,7 +27,12 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand. Exits with 1 if it finds something wrong."""
-        findings = examine(get_queue(options["database"]).using)
+        alias = get_queue(options["database"]).using
+        if alias not in connections:
+            raise CommandError(f"--database: there is no database {alias!r}")
+        if missing_tables(alias):
+            raise CommandError(f"Tables are missing in {alias!r}: run manage.py migrate.")
+        findings = examine(alias)
         for finding in findings:
             self.stderr.write(self.style.ERROR(finding))
         if findings:
