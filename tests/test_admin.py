@@ -185,17 +185,14 @@ def test_no_column_can_be_filtered_by_in_the_address(client):
 
 
 def test_an_undecodable_payload_does_not_hide_its_item(admin_client, store):
-    if connections[store].vendor != "sqlite":
-        pytest.skip("jsonb can always be decoded")
     fill(1)
     row = rows(QueueItem).first()
+    unreadable = '{"n": ' + "9" * 5000 + "}"  # JSON, with a number that Python refuses
     with connections[store].cursor() as cursor:
-        cursor.execute("PRAGMA ignore_check_constraints = ON")
-        cursor.execute("UPDATE django_workqueue_queueitem SET payload = '{broken'")
-        cursor.execute("PRAGMA ignore_check_constraints = OFF")
+        cursor.execute("UPDATE django_workqueue_queueitem SET payload = %s", [unreadable])
     answer = admin_client.get(address(QueueItem, "change", row.pk))
     assert answer.status_code == 200
-    assert "{broken" in answer.content.decode()
+    assert "9" * 100 in answer.content.decode()
 
 
 def found(client, model, term):
