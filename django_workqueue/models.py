@@ -433,6 +433,12 @@ class Counter(models.Model):
         indexes = [models.Index(name="wq_counters_of_a_queue", fields=["queue"])]
 
 
+#: The names of all figures of a `Counter`.
+COUNTED: Final = tuple(
+    field.name for field in Counter._meta.concrete_fields if field.name not in ("id", "queue")
+)
+
+
 class WorkerProcess(models.Model):
     """Presence of one running worker: a supervisor and its processes."""
 

@@ -94,12 +94,16 @@ class QueuePolicy:
         """
         if attempts <= 0:
             return 0.0
-        doubled = self.backoff_seconds * 2.0 ** min(attempts - 1, MAX_BACKOFF_EXPONENT)
-        return min(doubled, self.backoff_cap_seconds)
+        return doubled_wait(attempts, self.backoff_seconds, self.backoff_cap_seconds)
 
     def exhausted(self, attempts: int) -> bool:
         """True if no execution is left after *attempts* counted ones."""
         return attempts >= self.max_attempts
+
+
+def doubled_wait(attempts: int, base_seconds: float, cap_seconds: float) -> float:
+    """Return *base_seconds*, doubled with each of *attempts* after the first, up to the cap."""
+    return min(base_seconds * 2.0 ** min(attempts - 1, MAX_BACKOFF_EXPONENT), cap_seconds)
 
 
 def after_attempt(

@@ -34,6 +34,7 @@ from django_workqueue.managers import (
     Stored,
 )
 from django_workqueue.models import (
+    COUNTED,
     Counter,
     DeadLetter,
     Failure,
@@ -46,17 +47,14 @@ from django_workqueue.models import (
 )
 from django_workqueue.policy import (
     LEASE_LAPSED,
-    MAX_BACKOFF_EXPONENT,
     WORKER_RESTARTED,
     after_attempt,
+    doubled_wait,
 )
 
 _LOCK: Final = "update django_workqueue_counter set id = id where false"
 # Where SQLite keeps the highest id that a table ever had.
 _LATEST_ID: Final = "select seq from sqlite_sequence where name = %s"
-_COUNTS: Final = tuple(
-    field.name for field in Counter._meta.concrete_fields if field.name not in ("id", "queue")
-)
 _CHUNK: Final = 500
 
 
@@ -316,11 +314,11 @@ class PortableMoves:
                 self._all(Counter)
                 .order_by()
                 .values("queue")
-                .annotate(**{f"sum_{name}": Sum(name) for name in _COUNTS})
+                .annotate(**{f"sum_{name}": Sum(name) for name in COUNTED})
             )
             self._all(Counter).all().delete()
             self._all(Counter).bulk_create(
-                Counter(queue=row["queue"], **{name: row[f"sum_{name}"] for name in _COUNTS})
+                Counter(queue=row["queue"], **{name: row[f"sum_{name}"] for name in COUNTED})
                 for row in sums
             )
 
@@ -377,8 +375,7 @@ class PortableMoves:
         # Without the payload, which may be one that can't be read.
         body = self._all(QueueItem).defer("payload").get(pk=lease.item_id)
         if state is WorkState.QUEUED:
-            doubled = body.backoff_seconds * 2.0 ** min(lease.attempts, MAX_BACKOFF_EXPONENT)
-            backoff = min(doubled, body.backoff_cap_seconds)
+            backoff = doubled_wait(attempts, body.backoff_seconds, body.backoff_cap_seconds)
             place = _place_again(lease) | {"attempts": attempts}
             self._queue_again(lease, place, backoff if delay is None else delay, "backoff", now)
         elif state is WorkState.CANCELLED:

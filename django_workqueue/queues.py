@@ -58,7 +58,7 @@ from django_workqueue.managers import (
     Release,
     Row,
 )
-from django_workqueue.models import Counter, Failure, Lease, QueueItem, Ready, Waiting
+from django_workqueue.models import COUNTED, Counter, Failure, Lease, QueueItem, Ready, Waiting
 from django_workqueue.policy import QueuePolicy
 from django_workqueue.reading import ItemReader, claimed_item, decode_payload
 
@@ -66,9 +66,6 @@ T = TypeVar("T")
 
 _UNDEFINED_TABLE: Final = "42P01"
 _DEADLOCK: Final = "40P01"
-_COUNTS: Final = tuple(
-    field.name for field in Counter._meta.concrete_fields if field.name not in ("id", "queue")
-)
 
 
 class DatabaseWorkQueue(AsyncVerbs):
@@ -451,7 +448,7 @@ class DatabaseWorkQueue(AsyncVerbs):
         return min((time for time in times if time is not None), default=None)
 
     def _counts(self, queue: str) -> dict[str, int]:
-        sums = self._all(Counter).filter(queue=queue).aggregate(**{n: Sum(n) for n in _COUNTS})
+        sums = self._all(Counter).filter(queue=queue).aggregate(**{n: Sum(n) for n in COUNTED})
         return {name: int(value or 0) for name, value in sums.items()}
 
     def _all(self, model: Any) -> Any:
