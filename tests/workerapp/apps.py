@@ -14,3 +14,6 @@ class WorkerAppConfig(AppConfig):
             from django_workqueue.worker import dispatcher
 
             dispatcher.PREFETCH_PATIENCE = float(patience)
+            if dispatcher.PREFETCH_PATIENCE >= 3600:
+                # For good: then how quick the machine is must not decide either.
+                dispatcher.SHORT_ATTEMPT = dispatcher.PREFETCH_SECONDS = float(10**9)
