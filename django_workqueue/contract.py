@@ -13,36 +13,16 @@ A verb on one item returns the item as it then stands; one on several returns a 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 from asgiref.sync import sync_to_async
 
-from django_workqueue.exceptions import InvalidFieldError
-from django_workqueue.items import (
-    DEFAULT_QUEUE,
-    MAX_DEPLOYMENT_LENGTH,
-    MAX_ID_LENGTH,
-    MAX_QUEUE_LENGTH,
-    MAX_TENANT_LENGTH,
-    MAX_WORKER_LENGTH,
-    QueueStats,
-    WorkItem,
-    require_boolean,
-    require_integer,
-    require_seconds,
-    require_text,
-)
+from django_workqueue.items import DEFAULT_QUEUE, QueueHold, QueueStats, WorkItem
 from django_workqueue.policy import QueuePolicy
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: Most items that one call of `claim_many`, and one page of `dead_letters`, may ask for.
-MAX_CLAIM_LIMIT = 10_000
-MAX_PAGE_LIMIT = 1_000
-
-_MAX_INTEGER = 2**63 - 1
 
 
 @runtime_checkable
@@ -54,15 +34,23 @@ class WorkQueue(Protocol):
     claim of it. A verb of a worker that passes its `fence` acts only on that very claim;
     without one (None) the worker's name and a lease that stands are enough.
 
-    **Who holds it.** `heartbeat`, `complete`, `fail` and `release` refuse in this order:
+    **Who holds it.** `heartbeat`, `complete`, `fail`, `pause` and `release` refuse in this order:
     `WorkItemNotFoundError` if the tenant has no such item; `LeaseLostError` ``expired`` if
     nobody holds it, ``taken`` if another worker or a later claim does; ``capped`` if this
     claim has reached its ``max_lease_seconds``; ``expired`` if its lease has lapsed, even
     if nobody took the item yet.
 
-    **Repeats.** `complete`, `fail` or `release` repeated with the same fence (because the
-    answer was lost) counts once: it succeeds as long as no later claim exists and the item
-    still stands where the first call put it.
+    **Repeats.** `complete`, `fail`, `pause` or `release` repeated with the same fence (because
+    the answer was lost) counts once: it succeeds as long as no later claim exists and the
+    item still stands where the first call put it. (Cancelled instead, a pause and a release
+    are the same.)
+
+    **Which acceptance.** An id may have been accepted more than once, one after the other.
+    A verb that takes an id means the acceptance that holds it: the live one, else the last
+    enqueued or requeued. The verbs of operators also take the *job_id* of another one.
+
+    **Who did it.** Operators' verbs take *by* (who, up to 200 characters) and *reason* (why,
+    up to 2,000); a durable store keeps both in its audit, in the same transaction.
     """
 
     @property
@@ -189,6 +177,112 @@ class WorkQueue(Protocol):
         Refusals: see "Who holds it" and "Repeats".
         """
 
+    def pause(
+        self, item_id: str, *, tenant: str, worker: str, fence: int | None = None
+    ) -> WorkItem:
+        """
+        Put the item aside until a person lets it go on with `resume`; nothing is counted.
+
+        Cancelled instead if that was asked for meanwhile. A paused item keeps its id and its
+        dedupe key, and retention never takes it. Refusals: see "Who holds it" and "Repeats".
+        """
+
+    def resume(
+        self,
+        item_id: str,
+        *,
+        tenant: str,
+        payload: Mapping[str, Any] | None = None,
+        job_id: int | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> WorkItem:
+        """
+        Queue a paused item again, due now, with at least one attempt left.
+
+        ``max_attempts`` grows to ``attempts + 1`` if it was less. The item keeps its place in
+        the order and its deployment. A *payload* replaces the old one. Raise
+        `InvalidTransitionError` if it isn't paused, `PayloadError`.
+        """
+
+    def cancel(
+        self,
+        item_id: str,
+        *,
+        tenant: str,
+        job_id: int | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> WorkItem:
+        """
+        Withdraw an item. A queued or paused one is cancelled at once.
+
+        Of a claimed one it is asked: its holder hears the wish at its next `heartbeat`. A
+        completion still wins; every other end of that claim then ends cancelled, counted as
+        it would have been. Raise `InvalidTransitionError` for an item that has ended.
+        """
+
+    def requeue(
+        self,
+        item_id: str,
+        *,
+        tenant: str,
+        payload: Mapping[str, Any] | None = None,
+        job_id: int | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> WorkItem:
+        """
+        Give a dead-lettered or cancelled item exactly one more attempt, due now.
+
+        ``max_attempts`` becomes ``attempts + 1``; attempts, failures and fence are kept, a
+        wish to cancel is cleared. The item takes its id and its dedupe key back from finished
+        items. ``max_depth`` doesn't hold it up. A *payload* replaces the old one. Raise
+        `LiveTwinError` if a live item has the id or the key now, `InvalidTransitionError` if
+        the item stands elsewhere, `PayloadError`.
+        """
+
+    def discard(
+        self, item_id: str, *, tenant: str, by: str, reason: str, job_id: int | None = None
+    ) -> WorkItem:
+        """
+        Give a dead letter up: it is cancelled, and *reason* kept with it.
+
+        Raise `InvalidTransitionError` if it isn't dead-lettered.
+        """
+
+    def hold(
+        self,
+        *,
+        queue: str | None = None,
+        tenant: str | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> QueueHold:
+        """
+        Stop serving a *queue*, a *tenant* in all queues, or (both given) a tenant in a queue.
+
+        Running items go on, and items are accepted as ever. A hold that is there already is
+        returned unchanged. Raise `InvalidFieldError` if neither is named.
+        """
+
+    def unhold(
+        self,
+        *,
+        queue: str | None = None,
+        tenant: str | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> QueueHold | None:
+        """
+        Lift the hold that was made with the same *queue* and *tenant*, and return it.
+
+        None if there is none. Other holds of the queue or the tenant stay.
+        """
+
+    def holds(self) -> tuple[QueueHold, ...]:
+        """Return all holds, by queue, then tenant; what names none comes first."""
+
     def reap(self, *, limit: int | None = None) -> tuple[WorkItem, ...]:
         """
         End every lapsed claim of all queues and tenants, at most *limit*, the longest lapsed
@@ -204,11 +298,18 @@ class WorkQueue(Protocol):
         Returned in the order in which the leases would have lapsed.
         """
 
-    def get(self, item_id: str, *, tenant: str) -> WorkItem:
+    def prune(self, *, limit: int | None = None) -> int:
         """
-        Return the acceptance that holds the id: the live one, else the last enqueued or
-        requeued. So do all verbs that take an id. Raise `WorkItemNotFoundError`.
+        Delete items whose retention is over, at most *limit*; return how many.
+
+        Completed and cancelled ones after the ``retention_seconds`` stamped on them, dead
+        letters only if they have ``dead_letter_retention_seconds``; nothing else, ever. The id
+        goes to the newest acceptance of it that is still there, and the fence with it. In
+        batches, each for itself, those first that are over the longest.
         """
+
+    def get(self, item_id: str, *, tenant: str, job_id: int | None = None) -> WorkItem:
+        """Return the item as it stands. See "Which acceptance". Raise `WorkItemNotFoundError`."""
 
     def dead_letters(
         self, *, tenant: str, limit: int = 50, after: int | None = None
@@ -256,83 +357,17 @@ class AsyncVerbs:
     acomplete = _twin(WorkQueue.complete)
     afail = _twin(WorkQueue.fail)
     arelease = _twin(WorkQueue.release)
+    apause = _twin(WorkQueue.pause)
+    aresume = _twin(WorkQueue.resume)
+    acancel = _twin(WorkQueue.cancel)
+    arequeue = _twin(WorkQueue.requeue)
+    adiscard = _twin(WorkQueue.discard)
+    ahold = _twin(WorkQueue.hold)
+    aunhold = _twin(WorkQueue.unhold)
+    aholds = _twin(WorkQueue.holds)
     areap = _twin(WorkQueue.reap)
     aadopt = _twin(WorkQueue.adopt)
+    aprune = _twin(WorkQueue.prune)
     aget = _twin(WorkQueue.get)
     adead_letters = _twin(WorkQueue.dead_letters)
     astats = _twin(WorkQueue.stats)
-
-
-def check_queue(queue: str) -> None:
-    """Refuse a queue name that none can have."""
-    require_text("queue", queue, MAX_QUEUE_LENGTH)
-
-
-def check_worker(worker: str) -> None:
-    """Refuse a worker's name that none can have; a blank one would name nobody."""
-    if not require_text("worker", worker, MAX_WORKER_LENGTH).strip():
-        raise InvalidFieldError("must not be blank", field="worker")
-
-
-def check_item(item_id: str, tenant: str) -> None:
-    """Refuse an id or a tenant that no item can have."""
-    require_text("item_id", item_id, MAX_ID_LENGTH)
-    require_text("tenant", tenant, MAX_TENANT_LENGTH)
-
-
-def check_claim(
-    *,
-    worker: str,
-    queue: str,
-    limit: int,
-    lease_seconds: float | None,
-    deployment_id: str | None,
-) -> None:
-    """Refuse arguments with which nothing could be claimed."""
-    check_worker(worker)
-    check_queue(queue)
-    require_integer("limit", limit, 1, MAX_CLAIM_LIMIT)
-    if lease_seconds is not None:
-        require_seconds("lease_seconds", lease_seconds, positive=True)
-    if deployment_id is not None:
-        require_text("deployment_id", deployment_id, MAX_DEPLOYMENT_LENGTH, empty=True)
-
-
-def check_holder(item_id: str, *, tenant: str, worker: str, fence: int | None) -> None:
-    """Refuse arguments that can't name a claim."""
-    check_item(item_id, tenant)
-    check_worker(worker)
-    if fence is not None:
-        require_integer("fence", fence, 0, _MAX_INTEGER)
-
-
-def check_offered(items: Iterable[WorkItem]) -> list[WorkItem]:
-    """Return *items* as a list. Refuse what isn't a `WorkItem`."""
-    if not isinstance(items, Iterable):
-        raise InvalidFieldError("must be a series of WorkItems", field="items")
-    offered = list(items)
-    for item in offered:
-        if not isinstance(item, WorkItem):
-            raise InvalidFieldError(f"must be a WorkItem, not {type(item).__name__}", field="item")
-    return offered
-
-
-def check_failure(*, retryable: bool, delay_seconds: float | None) -> None:
-    """Refuse what can't say how a failure goes on."""
-    require_boolean("retryable", retryable)
-    if delay_seconds is not None:
-        require_seconds("delay_seconds", delay_seconds)
-
-
-def check_reap(limit: int | None) -> None:
-    """Refuse a limit below one."""
-    if limit is not None:
-        require_integer("limit", limit, 1, _MAX_INTEGER)
-
-
-def check_page(*, tenant: str, limit: int, after: int | None) -> None:
-    """Refuse arguments that can't name a page of dead letters."""
-    require_text("tenant", tenant, MAX_TENANT_LENGTH)
-    require_integer("limit", limit, 1, MAX_PAGE_LIMIT)
-    if after is not None:
-        require_integer("after", after, 0, _MAX_INTEGER)

@@ -217,6 +217,22 @@ class QueueStats:
     as_of: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueHold:
+    """
+    A queue, a tenant, or a tenant in a queue, that an operator has stopped serving.
+
+    `queue` None: all queues; `tenant` None: all tenants; never both. `since` is the store's
+    time. `by` and `reason` are the operator's, or empty.
+    """
+
+    queue: str | None = None
+    tenant: str | None = None
+    since: datetime
+    by: str = ""
+    reason: str = ""
+
+
 def new_item_id() -> str:
     """Return a new id: a UUID that sorts by its time of making (RFC 9562, version 7)."""
     milliseconds = time.time_ns() // 1_000_000

@@ -10,7 +10,7 @@ pytest.register_assert_rewrite("django_workqueue.conformance")
 
 from django_workqueue.conformance import WorkQueueConformance  # noqa: E402
 from django_workqueue.contract import WorkQueue  # noqa: E402
-from django_workqueue.items import WorkItem  # noqa: E402
+from django_workqueue.items import QueueHold, WorkItem, WorkState  # noqa: E402
 from django_workqueue.memory import MemoryWorkQueue  # noqa: E402
 from django_workqueue.policy import QueuePolicy  # noqa: E402
 
@@ -26,6 +26,14 @@ class StandingClock:
 
     def move(self, seconds: float) -> None:
         self.time += timedelta(seconds=seconds)
+
+
+def bury(queue: MemoryWorkQueue) -> int | None:
+    """Let i-1, which is due, end in the dead letter; return its job id."""
+    held = queue.claim(worker="w1")
+    assert held is not None
+    queue.fail("i-1", tenant="acme", worker="w1", error="boom", retryable=False)
+    return held.job_id
 
 
 class TestMemoryWorkQueue(WorkQueueConformance):
@@ -109,3 +117,56 @@ def test_an_error_whose_text_asks_the_queue_does_not_lock_it():
 
     item = queue.fail("i-1", tenant="acme", worker="w1", error=AsksError())
     assert item.failures[0].endswith("AsksError: claimed")
+
+
+def test_a_payload_that_replaces_another_is_a_private_copy():
+    queue = MemoryWorkQueue()
+    queue.enqueue(WorkItem(tenant="acme", id="i-1"))
+    queue.claim(worker="w1")
+    queue.pause("i-1", tenant="acme", worker="w1")
+    payload = {"sizes": [1]}
+    queue.resume("i-1", tenant="acme", payload=payload)
+    payload["sizes"].append(2)  # the caller's own still, and so is what is shown
+    queue.get("i-1", tenant="acme").payload["sizes"].append(3)
+    assert queue.get("i-1", tenant="acme").payload == {"sizes": [1]}
+    queue.cancel("i-1", tenant="acme")
+    shown = queue.requeue("i-1", tenant="acme", payload=payload)
+    payload["sizes"].append(4)
+    shown.payload["sizes"].append(5)
+    assert queue.get("i-1", tenant="acme").payload == {"sizes": [1, 2]}
+
+
+def test_a_job_id_is_never_given_twice():
+    queue = MemoryWorkQueue(QueuePolicy(retention_seconds=0))
+    first = queue.enqueue(WorkItem(tenant="acme", id="i-1"))
+    queue.cancel("i-1", tenant="acme")
+    assert queue.prune() == 1
+    second, third = queue.enqueue_many([WorkItem(tenant="acme"), WorkItem(tenant="acme")])
+    assert first.job_id < second.job_id < third.job_id
+
+
+def test_a_holder_that_is_pruned_leaves_the_id_to_the_newest_of_the_others():
+    """Also to one that was accepted after it."""
+    clock = StandingClock()
+    queue = MemoryWorkQueue(QueuePolicy(dead_letter_retention_seconds=5), clock)
+    queue.enqueue(WorkItem(tenant="acme", id="i-1"))
+    first = bury(queue)
+    later = []
+    for _ in range(2):
+        later.append(queue.enqueue(WorkItem(tenant="acme", id="i-1")).job_id)
+        queue.cancel("i-1", tenant="acme")
+    queue.requeue("i-1", tenant="acme", job_id=first)
+    assert bury(queue) == first
+    clock.move(5)
+    assert queue.prune() == 1
+    assert queue.get("i-1", tenant="acme").job_id == later[1]
+    assert queue.get("i-1", tenant="acme", job_id=later[0]).state is WorkState.CANCELLED
+
+
+def test_a_hold_is_since_the_clocks_time():
+    clock = StandingClock()
+    queue = MemoryWorkQueue(clock=clock)
+    hold = queue.hold(tenant="acme")
+    assert hold == QueueHold(tenant="acme", since=clock.now())
+    clock.move(1)
+    assert queue.hold(tenant="acme", by="ann", reason="later") == hold

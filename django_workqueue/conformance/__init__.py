@@ -17,10 +17,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from django_workqueue.conformance.acceptances import Superseded, Twins
 from django_workqueue.conformance.fairness import Fairness
 from django_workqueue.conformance.figures import AsyncTwins, Figures
 from django_workqueue.conformance.handing_over import DeploymentPins, DueTimes, HandingOver
+from django_workqueue.conformance.holding import HeldTurns, Holding, Holds
 from django_workqueue.conformance.leases import Fences, Leases
+from django_workqueue.conformance.operating import Cancelling, Operating
+from django_workqueue.conformance.pausing import Pausing
+from django_workqueue.conformance.pruning import IdsAfterPruning, Pruning
+from django_workqueue.conformance.requeueing import (
+    Discarding,
+    OldWorkers,
+    Requeueing,
+)
 from django_workqueue.conformance.returning import Adopting, DeadLetters, Reaping
 from django_workqueue.conformance.same_job_twice import (
     FullQueue,
@@ -50,6 +60,19 @@ class WorkQueueConformance(
     Reaping,
     Adopting,
     DeadLetters,
+    Operating,
+    Pausing,
+    Cancelling,
+    Requeueing,
+    OldWorkers,
+    Superseded,
+    Twins,
+    Discarding,
+    Holding,
+    HeldTurns,
+    Holds,
+    Pruning,
+    IdsAfterPruning,
     Payloads,
     Fields,
     Arguments,

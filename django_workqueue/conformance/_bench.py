@@ -8,13 +8,17 @@ from datetime import datetime
 from typing import Any
 
 from django_workqueue.contract import WorkQueue
-from django_workqueue.items import QueueStats, WorkItem
+from django_workqueue.items import QueueStats, WorkItem, WorkState
 from django_workqueue.policy import QueuePolicy
 
 #: The verbs of a worker that holds an item.
-HOLDER_VERBS = ("heartbeat", "complete", "fail", "release")
+HOLDER_VERBS = ("heartbeat", "complete", "fail", "pause", "release")
 #: Those of them that end its claim.
-SETTLING_VERBS = ("complete", "fail", "release")
+SETTLING_VERBS = ("complete", "fail", "pause", "release")
+#: The verbs of an operator on one item.
+OPERATOR_VERBS = ("resume", "cancel", "requeue", "discard")
+#: What a queue counts of its items.
+COUNTS = ("depth", "due", "claimed", "paused", "dead_lettered", "completed", "cancelled")
 #: A store's clock also runs by itself while a test runs: so much, in seconds, is forgiven.
 TOLERANCE = 5.0
 
@@ -48,6 +52,12 @@ class Bench:
 
     def figures(self, queue: str = "default") -> QueueStats:
         return self.queue.stats(queue=queue)
+
+    def expect(self, queue: str = "default", **counts: int) -> None:
+        """Expect these counts of *queue*, and 0 of every other."""
+        figures = self.figures(queue)
+        actual = {name: getattr(figures, name) for name in COUNTS}
+        assert actual == dict.fromkeys(COUNTS, 0) | counts
 
     def put(self, item_id: str | None = None, tenant: str = "acme", **fields: Any) -> WorkItem:
         """Enqueue one item, under a generated id unless one is given."""
@@ -88,6 +98,28 @@ class Bench:
     def bury(self, item_id: str | None = None, tenant: str = "acme", **fields: Any) -> WorkItem:
         """Enqueue an item, claim it and fail it for good, where no other is due."""
         return self.say("fail", self.take_new(item_id, tenant=tenant, **fields), retryable=False)
+
+    def operate(self, verb: str, item: WorkItem, **options: Any) -> WorkItem:
+        """Call an operator's *verb* on *item*; "ann" discards it unless told otherwise."""
+        if verb == "discard":
+            options = {"by": "ann", "reason": "hopeless", **options}
+        answer: WorkItem = getattr(self.queue, verb)(item.id, **{"tenant": item.tenant, **options})
+        return answer
+
+    def in_state(self, state: WorkState, item_id: str | None = None, **fields: Any) -> WorkItem:
+        """Enqueue an item and bring it to *state*, where no other of its queue is due."""
+        item = self.put(item_id, **fields)
+        if state is WorkState.QUEUED:
+            return item
+        if state is WorkState.CANCELLED:
+            return self.operate("cancel", item)
+        held = self.take(queue=item.queue, deployment_id=item.deployment_id)
+        assert held.id == item.id, "another item was due"
+        if state is WorkState.CLAIMED:
+            return held
+        if state is WorkState.DEAD_LETTERED:
+            return self.say("fail", held, retryable=False)
+        return self.say("pause" if state is WorkState.PAUSED else "complete", held)
 
     def look(self, item: WorkItem) -> WorkItem:
         """Return the item as it now stands."""

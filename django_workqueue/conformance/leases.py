@@ -183,7 +183,9 @@ class Leases(Bench):
         backing_off = self.say("fail", self.take_new())
         dead = self.bury()
         done = self.say("complete", self.take_new())
-        for item in (backing_off, dead, done, self.put()):
+        paused = self.say("pause", self.take_new())
+        cancelled = self.operate("cancel", self.put())
+        for item in (backing_off, dead, done, paused, cancelled, self.put()):
             for verb in HOLDER_VERBS:
                 with refused(LeaseLostError, reason="expired", holder=None, worker="w5"):
                     self.say(verb, item, worker="w5", fence=1)
@@ -303,8 +305,8 @@ class Fences(Bench):
         for verb in HOLDER_VERBS:
             self.say(verb, self.take_new(verb), fence=None)
             if self.queue.get(verb, tenant="acme").live:
+                self.queue.cancel(verb, tenant="acme")
                 self.queue.adopt(worker="w1")
-                self.say("complete", self.take(), fence=None)
 
     def test_the_right_fence_of_another_worker_is_not_enough(self) -> None:
         """SPEC 1.3."""

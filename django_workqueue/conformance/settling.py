@@ -1,4 +1,4 @@
-"""How a claim ends by its holder: complete, fail, release, each of them repeated."""
+"""How a claim ends by its holder: complete, fail, pause, release, each repeated."""
 
 from __future__ import annotations
 
@@ -248,6 +248,7 @@ class Settling(Bench):
 AWAY: dict[str, dict[str, Any]] = {
     "complete": {},
     "fail": {"delay_seconds": 99},
+    "pause": {},
     "release": {"delay_seconds": 99},
 }
 
@@ -265,6 +266,7 @@ class Repeats(Bench):
             ("complete", {"result": [1]}),
             ("fail", {"delay_seconds": 1000}),
             ("fail", {"retryable": False}),
+            ("pause", {}),
             ("release", {"delay_seconds": 1000}),
         ):
             held, settled = self.settled(verb, **options)
@@ -272,9 +274,7 @@ class Repeats(Bench):
                 assert self.say(verb, held, **options) == settled
             assert self.look(held) == settled
             assert settled.attempts == (verb == "fail")
-        assert self.figures().completed == 1
-        assert self.figures().dead_lettered == 1
-        assert self.figures().depth == 2
+        self.expect(completed=1, dead_lettered=1, paused=1, depth=2)
 
     def test_a_repetition_is_known_for_as_long_as_the_item_stands(self) -> None:
         """SPEC 1.3: also after the lease, the cap and the wait have passed."""

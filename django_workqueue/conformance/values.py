@@ -7,9 +7,15 @@ from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, cast
 
-from django_workqueue.conformance._bench import Bench, new_item, refused
-from django_workqueue.exceptions import InvalidFieldError, PayloadError
-from django_workqueue.items import WorkItem
+from django_workqueue.conformance._bench import (
+    HOLDER_VERBS,
+    OPERATOR_VERBS,
+    Bench,
+    new_item,
+    refused,
+)
+from django_workqueue.exceptions import InvalidFieldError, PayloadError, WorkItemNotFoundError
+from django_workqueue.items import WorkItem, WorkState
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -262,6 +268,14 @@ class Fields(Bench):
 BAD_TEXTS = ("", "a\x00", "\ud800", "x" * 201, 5, None, b"b")
 BAD_FENCES = (-1, 2**63, 1.0, True, "1")
 BAD_SECONDS = (-1, float("nan"), float("inf"), 10**5000, True, "5")
+BAD_JOB_IDS = (-1, 2**63, 1.0, True, "1")
+BAD_LIMITS = (0, -1, 1.0, True, "5")
+#: Of who acts, and why; of a verb that needs both, also what says nothing.
+BAD_ACTORS: dict[str, tuple[Any, ...]] = {
+    "by": ("a\x00", "\ud800", "x" * 201, "😀" * 201, 5, b"b", ["a"]),
+    "reason": ("a\x00", "\ud800", "x" * 2001, "😀" * 2001, 5, b"b", ["a"], None),
+}
+BLANK = ("", " ", "\t\n", None)
 #: Values that can't be right, by verb and argument.
 BAD_ARGUMENTS: dict[str, dict[str, tuple[Any, ...]]] = {
     "claim": {
@@ -284,11 +298,24 @@ BAD_ARGUMENTS: dict[str, dict[str, tuple[Any, ...]]] = {
             "worker": (*BAD_TEXTS, " "),
             "fence": BAD_FENCES,
         }
-        for verb in ("heartbeat", "complete", "fail", "release")
+        for verb in HOLDER_VERBS
     },
-    "reap": {"limit": (0, -1, 1.0, True, "5")},
+    **{
+        verb: {"item_id": BAD_TEXTS, "tenant": BAD_TEXTS, "job_id": BAD_JOB_IDS, **BAD_ACTORS}
+        for verb in OPERATOR_VERBS
+    },
+    **{
+        verb: {
+            "queue": ("", "a\x00", "\ud800", "x" * 101, 5, b"b"),
+            "tenant": ("", "a\x00", "\ud800", "x" * 201, 5, b"b"),
+            **BAD_ACTORS,
+        }
+        for verb in ("hold", "unhold")
+    },
+    "reap": {"limit": BAD_LIMITS},
+    "prune": {"limit": BAD_LIMITS},
     "adopt": {"worker": (*BAD_TEXTS, " ")},
-    "get": {"item_id": BAD_TEXTS, "tenant": BAD_TEXTS},
+    "get": {"item_id": BAD_TEXTS, "tenant": BAD_TEXTS, "job_id": BAD_JOB_IDS},
     "dead_letters": {
         "tenant": BAD_TEXTS,
         "limit": (0, -1, 1001, 1.0, True, "5", None),
@@ -302,6 +329,7 @@ class Arguments(Bench):
     def call(self, verb: str, **changes: Any) -> None:
         """Call *verb* as the claim "i-1" could, with *changes* to that."""
         known = {"item_id": "i-1", "tenant": "acme", "worker": "w1", "fence": 1, "limit": 5}
+        known |= {"by": "ann", "reason": "because"}
         names = [name for name in known if name in BAD_ARGUMENTS.get(verb, {})]
         arguments = {name: known[name] for name in names} | changes
         if verb == "fail":
@@ -319,6 +347,56 @@ class Arguments(Bench):
                     with refused(InvalidFieldError, field=name):
                         self.call(verb, **{name: value})
         assert self.look(item) == item
+        assert self.queue.holds() == ()
+
+    def test_who_discards_says_so_and_why(self) -> None:
+        """SPEC 4."""
+        self.start()
+        dead = self.bury()
+        for name in ("by", "reason"):
+            for value in BLANK:
+                with refused(InvalidFieldError, field=name):
+                    self.operate("discard", dead, **{name: value})
+        assert self.queue.dead_letters(tenant="acme") == (dead,)
+
+    def test_who_does_anything_else_need_not_say_so(self) -> None:
+        """SPEC 4: nobody, or an empty name; without a reason."""
+        self.start()
+        queue = self.queue
+        for by in (None, "", " "):
+            item = self.in_state(WorkState.PAUSED)
+            for verb in ("resume", "cancel", "requeue", "cancel"):
+                self.operate(verb, item, by=by, reason="")
+            assert queue.hold(queue="mail", by=by) == queue.unhold(queue="mail", by=by)
+
+    def test_a_hold_of_nothing_is_refused(self) -> None:
+        """SPEC 4."""
+        self.start()
+        self.put()
+        for verb in ("hold", "unhold"):
+            with refused(InvalidFieldError, field="queue"):
+                getattr(self.queue, verb)()
+        assert self.queue.holds() == ()
+        self.take()
+
+    def test_a_payload_given_later_has_the_rules_of_the_first(self) -> None:
+        """SPEC 3: through requeue and resume."""
+        self.start()
+        states = {"requeue": WorkState.DEAD_LETTERED, "resume": WorkState.PAUSED}
+        items = {verb: self.in_state(state) for verb, state in states.items()}
+        bad: dict[str, tuple[Any, ...]] = {
+            "payload": ([], "text", 5, b"b", {1: 1}, {"\x00": 1}, nested(101))
+        }
+        bad["payload.a"] = ({"a": float("nan")}, {"a": 2**63}, {"a": "\ud800"}, {"a": object()})
+        for verb, item in items.items():
+            for field, payloads in bad.items():
+                for payload in payloads:
+                    with refused(PayloadError, field=field):
+                        self.operate(verb, item, payload=payload)
+            assert self.look(item) == item
+            kept = self.operate(verb, item, payload={"tuple": (1, 2.0, 1e16), "": "é😀"}).payload
+            assert written(kept) == written({"tuple": [1, 2.0, 1e16], "": "é😀"})
+            assert written(self.look(item).payload) == written(kept)
 
     def test_delays_that_can_not_be_right_are_refused(self) -> None:
         """SPEC 4."""
@@ -338,6 +416,26 @@ class Arguments(Bench):
         assert self.take_many(10_000) == ()
         assert self.queue.dead_letters(tenant="acme", limit=1000) == ()
         assert self.queue.reap(limit=2**31 - 1) == ()
+        assert self.queue.prune(limit=2**63 - 1) == 0
+        for verb in (*OPERATOR_VERBS, "get"):
+            with refused(WorkItemNotFoundError):
+                self.operate(verb, item, job_id=2**63 - 1)
+
+    def test_the_longest_names_and_reasons_are_taken(self) -> None:
+        """SPEC 4: characters are counted, not bytes."""
+        self.start()
+        for character in ("x", "😀"):
+            who: dict[str, Any] = {"by": character * 200, "reason": character * 2000}
+            item = self.in_state(WorkState.PAUSED)
+            for verb in ("resume", "cancel", "requeue"):
+                self.operate(verb, item, **who)
+            self.say("fail", self.take())
+            assert self.operate("discard", item, **who).state is WorkState.CANCELLED
+            hold = self.queue.hold(queue=character * 100, tenant=character * 200, **who)
+            assert (hold.queue, hold.tenant) == (character * 100, character * 200)
+            assert (hold.by, hold.reason) == (who["by"], who["reason"])
+            assert self.queue.holds() == (hold,)
+            assert self.queue.unhold(queue=hold.queue, tenant=hold.tenant, **who) == hold
 
     def test_several_items_must_be_items(self) -> None:
         """SPEC 4: and one that can't be made is never offered."""
