@@ -10,12 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from django.db import transaction
-
 from django_workqueue.exceptions import QueueUnavailableError
 from django_workqueue.items import WorkItem, WorkState
-from django_workqueue.managers import Acceptance, Moves
 from django_workqueue.models import QueueItem
+from django_workqueue.moves import Acceptance, Moves
 from django_workqueue.reading import ItemReader, accepted_item
 
 #: Items per statement.
@@ -53,7 +51,7 @@ class Intake:
         self._store_free(_without_repeats(self._wanted))
         fruitless = 0
         while rest := [place for place in everything if place not in self._answers]:
-            with transaction.atomic(using=self._using):
+            with QueueItem.bodies.db_manager(self._using).changing():
                 self._look_at_holders(rest)
             fruitless += all(place not in self._answers for place in rest)
             if fruitless == TRIES:
@@ -86,7 +84,9 @@ class Intake:
         bodies = QueueItem.bodies.db_manager(self._using)
         # All locked first, in one order, and looked at in a new statement: nobody else can
         # now free or requeue them, and what they are is what they stay.
-        rows = self._reader.rows(bodies.lock_holders([self._wanted[place] for place in rest]))
+        names = [self._wanted[place] for place in rest]
+        holding = bodies.holders((each.tenant, each.item_id, each.dedupe_key) for each in names)
+        rows = self._reader.rows(bodies.lock(holding))
         holders = _Holders(rows)
         twins, followers, new = self._sort_out(rest, holders)
         shown = self._reader.shown([*twins.values()], self._moves.now())

@@ -79,18 +79,18 @@ def _deepest_frame(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].name}" if frames else ""
 
 
-def storable(text: str, *, keep: str = "head") -> str:
+def storable(text: str, *, keep: str = "head", limit: int = MAX_TEXT_BYTES) -> str:
     """
-    Return *text* with NUL and lone surrogates escaped, cut to 64 KiB of UTF-8.
+    Return *text* with NUL and lone surrogates escaped, cut to *limit* bytes of UTF-8.
 
     *keep* says which end survives a cut: "head", or "tail" for tracebacks.
     """
-    if len(text) > MAX_TEXT_BYTES:  # a huge text must not be encoded whole
-        text = text[:MAX_TEXT_BYTES] + _CUT if keep == "head" else _CUT + text[-MAX_TEXT_BYTES:]
+    if len(text) > limit:  # a huge text must not be encoded whole
+        text = text[:limit] + _CUT if keep == "head" else _CUT + text[-limit:]
     data = text.replace("\x00", "\\x00").encode(errors="backslashreplace")
-    if len(data) <= MAX_TEXT_BYTES:
+    if len(data) <= limit:
         return data.decode()
-    room = MAX_TEXT_BYTES - len(_CUT.encode())
+    room = limit - len(_CUT.encode())
     if keep == "head":
         return data[:room].decode(errors="ignore") + _CUT
     return _CUT + data[-room:].decode(errors="ignore")

@@ -53,6 +53,17 @@ class Retry(Exception):
         self.reason = reason
 
 
+class Pause(Exception):
+    """
+    Raise it in a handler: a person is needed. The item is put aside, nothing is counted, and
+    `resume` queues it again; the handler then starts afresh, so it keeps its own progress.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Context:
     """
     What a handler is told of the item that it works on.

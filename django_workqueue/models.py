@@ -16,6 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
+from psycopg.types.json import Json, Jsonb
 
 from django_workqueue.failures import FailureKind
 from django_workqueue.items import (
@@ -53,6 +54,14 @@ class ExactJSONField(models.JSONField):
         """Return the column's type."""
         return "json" if connection.vendor == "postgresql" else super().db_type(connection)
 
+    def get_db_prep_value(
+        self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
+    ) -> Any:
+        """Write it as text too."""
+        adapted = super().get_db_prep_value(value, connection, prepared)
+        # Sent as `jsonb` it would be normalised before it is stored as `json`.
+        return Json(adapted.obj, adapted.dumps) if isinstance(adapted, Jsonb) else adapted
+
     def select_format(self, compiler: Any, sql: str, params: Any) -> Any:
         """Read it as text, so that decoding is ours on every database."""
         if compiler.connection.vendor == "postgresql":
@@ -80,8 +89,13 @@ def _attempts() -> models.IntegerField[Any, Any]:
     return models.IntegerField(default=0, help_text=_("Executions that ended without success."))
 
 
-def _released_by() -> models.CharField[Any, Any]:
-    # By it a repeated release is known for one.
+def _enqueued_at() -> models.DateTimeField[Any, Any]:
+    # The body's, kept again: the oldest age is read without the bodies.
+    return models.DateTimeField()
+
+
+def _settled_by() -> models.CharField[Any, Any]:
+    # Who put the item there by ending a claim: by it a repetition of that is known for one.
     return models.CharField(max_length=MAX_WORKER_LENGTH, blank=True, default="")
 
 
@@ -203,7 +217,8 @@ class Ready(models.Model):
     )
     fence = _fence()
     attempts = _attempts()
-    released_by = _released_by()
+    settled_by = _settled_by()
+    enqueued_at = _enqueued_at()
 
     class Meta:
         verbose_name = _("ready item")
@@ -228,7 +243,8 @@ class Waiting(models.Model):
     rank = models.SmallIntegerField()
     fence = _fence()
     attempts = _attempts()
-    released_by = _released_by()
+    settled_by = _settled_by()
+    enqueued_at = _enqueued_at()
     due_at = models.DateTimeField(null=True)
     since = models.DateTimeField()
     cause = models.CharField(max_length=15, choices=Cause)
@@ -268,6 +284,7 @@ class Lease(models.Model):
     fence = _fence()
     attempts = _attempts()
     max_attempts = models.IntegerField()
+    enqueued_at = _enqueued_at()
     lease_seconds = models.FloatField()
     worker = KeyField(_("worker"), max_length=MAX_WORKER_LENGTH)
     # Which start of the worker, and which of its processes; empty for a caller of claim().
@@ -308,6 +325,7 @@ class DeadLetter(models.Model):
     attempts = _attempts()
     dead_at = models.DateTimeField()
     keep_until = models.DateTimeField(null=True, help_text=_("Empty: until an operator acts."))
+    settled_by = _settled_by()
     reason = models.CharField(max_length=9, choices=Reason)
     error_class = models.CharField(max_length=200, blank=True, default="")
     fingerprint = models.CharField(max_length=16, blank=True, default="")
@@ -427,6 +445,9 @@ class Counter(models.Model):
     cancelled = models.BigIntegerField(default=0, db_default=0)
     reaped = models.BigIntegerField(default=0, db_default=0)
     duplicates_suppressed = models.BigIntegerField(default=0, db_default=0)
+    # Attempts that ended so, ever; `completed` falls when retention takes items.
+    completions = models.BigIntegerField(default=0, db_default=0)
+    failures = models.BigIntegerField(default=0, db_default=0)
 
     class Meta:
         verbose_name = _("counter")
@@ -514,12 +535,14 @@ class Sample(models.Model):
     depth = models.BigIntegerField(default=0)
     claimed = models.BigIntegerField(default=0)
     dead_lettered = models.BigIntegerField(default=0)
-    completed = models.BigIntegerField(default=0, help_text=_("Since the sample before."))
-    failed = models.BigIntegerField(default=0, help_text=_("Since the sample before."))
+    completions = models.BigIntegerField(
+        default=0, help_text=_("All so far; two samples differ by what ended between.")
+    )
+    failures = models.BigIntegerField(default=0, help_text=_("Failed attempts, all so far."))
     oldest_age_seconds = models.FloatField(default=0.0)
 
     class Meta:
         verbose_name = _("sample")
         constraints = [
-            models.UniqueConstraint(name="wq_one_sample_a_minute", fields=["queue", "at"]),
+            models.UniqueConstraint(name="wq_one_sample_a_minute", fields=["at", "queue"]),
         ]

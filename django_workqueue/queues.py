@@ -9,10 +9,10 @@ becomes `QueueUnavailableError`.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from django.db import (
@@ -24,22 +24,24 @@ from django.db import (
     router,
     transaction,
 )
-from django.db.models import Min, Q, Sum
+from django.db.models import Q
 
-from django_workqueue import contract
+from django_workqueue import arguments, contract
 from django_workqueue.accepting import TRIES, Intake
 from django_workqueue.conf import get_settings
 from django_workqueue.contract import AsyncVerbs
 from django_workqueue.exceptions import (
     InvalidFieldError,
-    LeaseLostError,
     PayloadError,
     QueueFullError,
     QueueUnavailableError,
 )
 from django_workqueue.failures import FailureKind, describe
+from django_workqueue.figures import Figures
+from django_workqueue.holding import Holder
 from django_workqueue.items import (
     DEFAULT_QUEUE,
+    QueueHold,
     QueueStats,
     WorkItem,
     WorkState,
@@ -47,9 +49,9 @@ from django_workqueue.items import (
     encode_result,
     require_seconds,
 )
-from django_workqueue.managers import (
+from django_workqueue.models import Failure, Lease, QueueItem
+from django_workqueue.moves import (
     BATCH,
-    PROMOTED_PER_CLAIM,
     Acceptance,
     ClaimRequest,
     Completion,
@@ -58,7 +60,7 @@ from django_workqueue.managers import (
     Release,
     Row,
 )
-from django_workqueue.models import COUNTED, Counter, Failure, Lease, QueueItem, Ready, Waiting
+from django_workqueue.operating import Operator, Wish
 from django_workqueue.policy import QueuePolicy
 from django_workqueue.reading import ItemReader, claimed_item, decode_payload
 
@@ -66,6 +68,8 @@ T = TypeVar("T")
 
 _UNDEFINED_TABLE: Final = "42P01"
 _DEADLOCK: Final = "40P01"
+#: Items that are deleted in one transaction.
+PRUNE_BATCH: Final = 500
 
 
 class DatabaseWorkQueue(AsyncVerbs):
@@ -120,7 +124,7 @@ class DatabaseWorkQueue(AsyncVerbs):
         return self.enqueue_many([item])[0]
 
     def enqueue_many(self, items: Iterable[WorkItem]) -> tuple[WorkItem, ...]:
-        wanted = [self._acceptance(item) for item in contract.check_offered(items)]
+        wanted = [self._acceptance(item) for item in arguments.check_offered(items)]
         if not wanted:
             return ()
         for _ in range(TRIES):
@@ -148,8 +152,7 @@ class DatabaseWorkQueue(AsyncVerbs):
             return items
 
     def _refuse_overflow(self, queue: str, new: int, limit: int | None) -> None:
-        counts = self._counts(queue)
-        depth = counts["ready"] + counts["waiting"]
+        depth = Figures(self.using, self.moves).depth(queue)
         if limit is not None and depth > limit:
             raise QueueFullError(queue=queue, depth=depth - new, limit=limit)
 
@@ -206,7 +209,7 @@ class DatabaseWorkQueue(AsyncVerbs):
         lease_seconds: float | None = None,
         deployment_id: str | None = None,
     ) -> tuple[WorkItem, ...]:
-        contract.check_claim(
+        arguments.check_claim(
             worker=worker,
             queue=queue,
             limit=limit,
@@ -226,7 +229,10 @@ class DatabaseWorkQueue(AsyncVerbs):
         """Claim as `claim_many` does, for a worker that tells its boot and process."""
         claimed: list[WorkItem] = []
         with self._store("claim", request.queue), self._atomic():
-            self.moves.promote(request.queue, PROMOTED_PER_CLAIM)
+            promotion = self.moves.promote(request.queue)
+            if promotion.held:
+                return []
+            request = replace(request, has_held_tenants=promotion.has_held_tenants)
             while len(claimed) < request.limit:
                 # A tenant that ran short leaves a batch short; so does a bad payload.
                 rest = replace(request, limit=min(BATCH, request.limit - len(claimed)))
@@ -262,15 +268,9 @@ class DatabaseWorkQueue(AsyncVerbs):
     def heartbeat(
         self, item_id: str, *, tenant: str, worker: str, fence: int | None = None
     ) -> WorkItem:
-        contract.check_holder(item_id, tenant=tenant, worker=worker, fence=fence)
+        holder = self._holder(item_id, tenant, worker, fence)
         with self._store("heartbeat"):
-            row = self._reader.row(item_id, tenant)
-            held = _held_fence(row, worker, fence)
-            renewed = held is not None and self.moves.renew(worker, [(row.pk, held)], wait=True)
-            row = self._reader.row(item_id, tenant)
-            if not renewed:
-                raise self._refusal(row, worker, fence)
-            return self._shown([row])[0]
+            return self._shown([holder.renew()])[0]
 
     # Settling.
 
@@ -301,7 +301,7 @@ class DatabaseWorkQueue(AsyncVerbs):
         delay_seconds: float | None = None,
         fence: int | None = None,
     ) -> WorkItem:
-        contract.check_failure(retryable=retryable, delay_seconds=delay_seconds)
+        arguments.check_failure(retryable=retryable, delay_seconds=delay_seconds)
         text = describe(error)
 
         def settle(row: Any, held: int) -> dict[int, WorkState]:
@@ -335,6 +335,14 @@ class DatabaseWorkQueue(AsyncVerbs):
 
         return self._settle("release", item_id, tenant, worker, fence, settle)
 
+    def pause(
+        self, item_id: str, *, tenant: str, worker: str, fence: int | None = None
+    ) -> WorkItem:
+        def settle(row: Any, held: int) -> dict[int, WorkState]:
+            return self.moves.release(worker, [Release(item=row.pk, fence=held, cause="paused")])
+
+        return self._settle("pause", item_id, tenant, worker, fence, settle)
+
     def _settle(
         self,
         verb: str,
@@ -344,45 +352,18 @@ class DatabaseWorkQueue(AsyncVerbs):
         fence: int | None,
         settle: Callable[[Any, int], dict[int, WorkState]],
     ) -> WorkItem:
-        contract.check_holder(item_id, tenant=tenant, worker=worker, fence=fence)
+        holder = self._holder(item_id, tenant, worker, fence)
         with self._store(verb):
-            row = self._reader.row(item_id, tenant)
-            held = _held_fence(row, worker, fence)
-            settled = held is not None and settle(row, held)
-            # As it stands now: the claim may have ended while the settlement waited for it.
-            [row] = self._reader.rows([row.pk])
-            if not settled and not self._is_repeat(verb, row, worker, fence):
-                raise self._refusal(row, worker, fence)
-            return self._shown([row])[0]
+            return self._shown([holder.settle(verb, settle)])[0]
 
-    def _is_repeat(self, verb: str, row: Any, worker: str, fence: int | None) -> bool:
-        """True if *row* still stands where this very settlement put it earlier."""
-        if fence is None or row.fence != fence or row.state == WorkState.CLAIMED:
-            return False
-        if verb == "complete":
-            return bool(row.state == WorkState.COMPLETED and row.finished.worker == worker)
-        failure = self._all(Failure).filter(item_id=row.pk, fence=fence).first()
-        if verb == "fail":
-            told = failure and (failure.kind, failure.worker, failure.outcome)
-            return bool(told == (FailureKind.ERROR, worker, row.state))
-        if row.state == WorkState.CANCELLED:
-            return bool(failure is None and row.finished.worker == worker)
-        return bool(row.state == WorkState.QUEUED and row.released_by == worker)
-
-    def _refusal(self, row: Any, worker: str, fence: int | None) -> LeaseLostError:
-        """Say why *worker* may not act on the item, in the contract's order."""
-        lease = getattr(row, "lease", None)
-        names = {"item_id": row.item_id, "worker": worker}
-        if lease is None:
-            return LeaseLostError(**names, reason="expired")
-        if lease.worker != worker or fence not in (None, lease.fence):
-            return LeaseLostError(**names, reason="taken", holder=lease.worker)
-        if lease.renewable_until <= self.moves.now():
-            return LeaseLostError(**names, reason="capped", holder=worker)
-        return LeaseLostError(**names, reason="expired")
+    def _holder(self, item_id: str, tenant: str, worker: str, fence: int | None) -> Holder:
+        arguments.check_holder(item_id, tenant=tenant, worker=worker, fence=fence)
+        return Holder(
+            self.using, self.moves, item_id=item_id, tenant=tenant, worker=worker, fence=fence
+        )
 
     def reap(self, *, limit: int | None = None) -> tuple[WorkItem, ...]:
-        contract.check_reap(limit)
+        arguments.check_limit(limit)
         moved: list[int] = []
         with self._store("reap"):
             while limit is None or len(moved) < limit:
@@ -393,21 +374,143 @@ class DatabaseWorkQueue(AsyncVerbs):
             return tuple(self._shown(self._reader.rows(moved)))
 
     def adopt(self, *, worker: str) -> tuple[WorkItem, ...]:
-        contract.check_worker(worker)
+        arguments.check_worker(worker)
         with self._store("adopt"):
             return tuple(self._shown(self._reader.rows([*self.moves.adopt(worker)])))
 
+    # Operators.
+
+    def resume(
+        self,
+        item_id: str,
+        *,
+        tenant: str,
+        payload: Mapping[str, Any] | None = None,
+        job_id: int | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> WorkItem:
+        wish = self._wish("resume", item_id, tenant, job_id, by, reason, payload)
+        with self._store("resume"):
+            return self._operator.resume(wish)
+
+    def cancel(
+        self,
+        item_id: str,
+        *,
+        tenant: str,
+        job_id: int | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> WorkItem:
+        wish = self._wish("cancel", item_id, tenant, job_id, by, reason)
+        with self._store("cancel"):
+            return self._operator.cancel(wish)
+
+    def requeue(
+        self,
+        item_id: str,
+        *,
+        tenant: str,
+        payload: Mapping[str, Any] | None = None,
+        job_id: int | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> WorkItem:
+        wish = self._wish("requeue", item_id, tenant, job_id, by, reason, payload)
+        with self._store("requeue"):
+            return self._operator.requeue(wish)
+
+    def discard(
+        self, item_id: str, *, tenant: str, by: str, reason: str, job_id: int | None = None
+    ) -> WorkItem:
+        arguments.check_discard(by, reason)
+        wish = self._wish("discard", item_id, tenant, job_id, by, reason)
+        with self._store("discard"):
+            return self._operator.discard(wish)
+
+    def hold(
+        self,
+        *,
+        queue: str | None = None,
+        tenant: str | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> QueueHold:
+        arguments.check_hold(queue, tenant)
+        arguments.check_actor(by, reason)
+        with self._store("hold", queue or ""):
+            return self._operator.hold(queue or "", tenant or "", by or "", reason)
+
+    def unhold(
+        self,
+        *,
+        queue: str | None = None,
+        tenant: str | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> QueueHold | None:
+        arguments.check_hold(queue, tenant)
+        arguments.check_actor(by, reason)
+        with self._store("unhold", queue or ""):
+            return self._operator.unhold(queue or "", tenant or "", by or "", reason)
+
+    def holds(self) -> tuple[QueueHold, ...]:
+        with self._store("holds"):
+            return self._operator.holds()
+
+    @property
+    def _operator(self) -> Operator:
+        return Operator(self.using, self.moves)
+
+    def _wish(
+        self,
+        verb: str,
+        item_id: str,
+        tenant: str,
+        job_id: int | None,
+        by: str | None,
+        reason: str,
+        payload: Mapping[str, Any] | None = None,
+    ) -> Wish:
+        arguments.check_item(item_id, tenant, job_id)
+        arguments.check_actor(by, reason)
+        text = None
+        if payload is not None:
+            text = encode_payload(payload, self.policy.max_payload_bytes)
+        return Wish(
+            verb=verb,
+            item_id=item_id,
+            tenant=tenant,
+            job_id=job_id,
+            payload=text,
+            by=by or "",
+            reason=reason,
+        )
+
+    def prune(self, *, limit: int | None = None) -> int:
+        arguments.check_limit(limit)
+        gone = 0
+        with self._store("prune"):
+            while limit is None or gone < limit:
+                batch = PRUNE_BATCH if limit is None else min(PRUNE_BATCH, limit - gone)
+                pruned = self.moves.prune(batch)
+                if not pruned:
+                    break
+                gone += pruned
+        return gone
+
     # Reading.
 
-    def get(self, item_id: str, *, tenant: str) -> WorkItem:
-        contract.check_item(item_id, tenant)
+    def get(self, item_id: str, *, tenant: str, job_id: int | None = None) -> WorkItem:
+        arguments.check_item(item_id, tenant, job_id)
         with self._store("get"):
-            return self._shown([self._reader.row(item_id, tenant)])[0]
+            return self._shown([self._reader.row(item_id, tenant, job_id)])[0]
 
     def dead_letters(
         self, *, tenant: str, limit: int = 50, after: int | None = None
     ) -> tuple[WorkItem, ...]:
-        contract.check_page(tenant=tenant, limit=limit, after=after)
+        arguments.check_page(tenant=tenant, limit=limit, after=after)
         with self._store("dead_letters"):
             letters = self._reader.items().filter(dead_letter__tenant=tenant)
             if after is not None:
@@ -423,33 +526,9 @@ class DatabaseWorkQueue(AsyncVerbs):
             return tuple(self._shown(list(page)))
 
     def stats(self, *, queue: str = DEFAULT_QUEUE) -> QueueStats:
-        contract.check_queue(queue)
+        arguments.check_queue(queue)
         with self._store("stats", queue):
-            now = self.moves.now()
-            counts = self._counts(queue)
-            ready, waiting = counts.pop("ready"), counts.pop("waiting")
-            late = self._all(Waiting).filter(queue=queue, due_at__lte=now).count()
-            oldest = self._oldest(queue)
-            age = 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())
-            return QueueStats(
-                depth=ready + waiting,
-                due=ready + late,
-                oldest_age_seconds=age,
-                as_of=now,
-                **counts,
-            )
-
-    def _oldest(self, queue: str) -> datetime | None:
-        waiting = self._all(Waiting).filter(queue=queue, due_at__isnull=False)
-        ready = self._all(Ready).filter(queue=queue)
-        times = [
-            place.aggregate(oldest=Min("item__enqueued_at"))["oldest"] for place in (ready, waiting)
-        ]
-        return min((time for time in times if time is not None), default=None)
-
-    def _counts(self, queue: str) -> dict[str, int]:
-        sums = self._all(Counter).filter(queue=queue).aggregate(**{n: Sum(n) for n in COUNTED})
-        return {name: int(value or 0) for name, value in sums.items()}
+            return Figures(self.using, self.moves).stats(queue)
 
     def _all(self, model: Any) -> Any:
         return model._base_manager.using(self.using)
@@ -490,15 +569,6 @@ def _sqlstate(error: Error) -> str:
 
 def _is_deadlock(trouble: QueueUnavailableError) -> bool:
     return isinstance(trouble.__cause__, Error) and _sqlstate(trouble.__cause__) == _DEADLOCK
-
-
-def _held_fence(row: Any, worker: str, fence: int | None) -> int | None:
-    """The fence of the claim that *worker* means, if it holds the item; the lease is not judged."""
-    lease = getattr(row, "lease", None)
-    if lease is None or lease.worker != worker or fence not in (None, lease.fence):
-        return None
-    held: int = lease.fence
-    return held
 
 
 def get_queue(using: str | None = None) -> DatabaseWorkQueue:

@@ -23,8 +23,8 @@ from django_workqueue.items import (
     nested_deeper,
     stored_item,
 )
-from django_workqueue.managers import BATCH, Acceptance, Row, Stored
 from django_workqueue.models import Failure, QueueItem
+from django_workqueue.moves import BATCH, Acceptance, Row, Stored
 
 
 class ItemReader:
@@ -41,10 +41,10 @@ class ItemReader:
             result_text=Cast("finished__result", TextField()),
         )
 
-    def row(self, item_id: str, tenant: str) -> Any:
-        """The acceptance that holds the id. Raise `WorkItemNotFoundError`."""
-        holder = self.items().filter(tenant=tenant, item_id=item_id, id_freed=False)
-        for row in holder:
+    def row(self, item_id: str, tenant: str, job_id: int | None = None) -> Any:
+        """The acceptance that holds the id, or *job_id* of it. Raise `WorkItemNotFoundError`."""
+        named = self.items().filter(tenant=tenant, item_id=item_id)
+        for row in named.filter(id_freed=False) if job_id is None else named.filter(pk=job_id):
             return row
         raise WorkItemNotFoundError(item_id=item_id, tenant=tenant)
 

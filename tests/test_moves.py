@@ -5,8 +5,8 @@ import pytest
 from django_workqueue import QueuePolicy, WorkItem, WorkState
 from django_workqueue.doctor import examine
 from django_workqueue.failures import FailureKind, describe
-from django_workqueue.managers import ClaimRequest, Completion, EndedAttempt, Release
 from django_workqueue.models import Counter, Lease, Turn, Waiting
+from django_workqueue.moves import ClaimRequest, Completion, EndedAttempt, Release
 from django_workqueue.testing import DatabaseTestQueue, make_queue
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -134,7 +134,7 @@ class TestBatches:
         assert moves.complete("w", []) == moves.fail("w", []) == moves.release("w", []) == {}
         assert moves.renew("w", [], wait=False) == {}
         assert moves.reap(10) == moves.adopt("w") == {}
-        assert moves.promote("default") == 0
+        assert moves.promote("default").promoted == 0
         assert moves.claim(ClaimRequest(queue="default", worker="w", limit=5)) == []
         assert not Turn.objects.using(queue.using).exists()
 

@@ -9,8 +9,8 @@ from django.db import connections, transaction
 
 from django_workqueue import LeaseLostError, QueuePolicy, WorkItem, WorkState, doctor
 from django_workqueue.doctor import examine
-from django_workqueue.managers import ClaimRequest
 from django_workqueue.models import Counter, Lease, Turn
+from django_workqueue.moves import ClaimRequest
 from django_workqueue.testing import DatabaseTestQueue, make_queue
 from tests.elsewhere import Elsewhere, crowd
 
@@ -74,7 +74,7 @@ class TestClaims:
         put(queue, "ready")
         queue.advance(31)
         other.begin()
-        assert other.call(partial(queue.moves.promote, "default")) == 2
+        assert other.call(partial(queue.moves.promote, "default")).promoted == 2
         with Elsewhere(POSTGRES) as third:
             assert third.call(partial(queue.claim, worker="b")).id == "ready"
         other.commit()

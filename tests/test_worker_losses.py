@@ -10,8 +10,8 @@ from django.db import connections
 
 from django_workqueue import QueuePolicy, WorkItem, WorkState
 from django_workqueue.handlers import Handler
-from django_workqueue.managers import Completion, EndedAttempt
 from django_workqueue.models import Failure, Lease, Ready
+from django_workqueue.moves import Completion, EndedAttempt
 from django_workqueue.testing import make_queue
 from django_workqueue.worker.attempts import Held
 from django_workqueue.worker.channel import Channel

@@ -19,7 +19,7 @@ from django_workqueue.exceptions import ClaimLostError
 from django_workqueue.failures import FailureKind
 from django_workqueue.handlers import Handler
 from django_workqueue.items import stored_item
-from django_workqueue.managers import Completion, EndedAttempt, Release
+from django_workqueue.moves import Completion, EndedAttempt, Release
 from django_workqueue.worker import children
 from django_workqueue.worker.attempts import CANCELLED, SHUTDOWN, TIMEOUT, Held
 from django_workqueue.worker.channel import Channel, ChannelClosedError

@@ -229,7 +229,8 @@ class Migration(migrations.Migration):
                         default=0, help_text="Executions that ended without success."
                     ),
                 ),
-                ("released_by", models.CharField(blank=True, default="", max_length=200)),
+                ("settled_by", models.CharField(blank=True, default="", max_length=200)),
+                ("enqueued_at", models.DateTimeField()),
             ],
             options={
                 "verbose_name": "ready item",
@@ -250,10 +251,16 @@ class Migration(migrations.Migration):
                 ("claimed", models.BigIntegerField(default=0)),
                 ("dead_lettered", models.BigIntegerField(default=0)),
                 (
-                    "completed",
-                    models.BigIntegerField(default=0, help_text="Since the sample before."),
+                    "completions",
+                    models.BigIntegerField(
+                        default=0,
+                        help_text="All so far; two samples differ by what ended between.",
+                    ),
                 ),
-                ("failed", models.BigIntegerField(default=0, help_text="Since the sample before.")),
+                (
+                    "failures",
+                    models.BigIntegerField(default=0, help_text="Failed attempts, all so far."),
+                ),
                 ("oldest_age_seconds", models.FloatField(default=0.0)),
             ],
             options={
@@ -371,6 +378,8 @@ class Migration(migrations.Migration):
                 ("cancelled", models.BigIntegerField(db_default=0, default=0)),
                 ("reaped", models.BigIntegerField(db_default=0, default=0)),
                 ("duplicates_suppressed", models.BigIntegerField(db_default=0, default=0)),
+                ("completions", models.BigIntegerField(db_default=0, default=0)),
+                ("failures", models.BigIntegerField(db_default=0, default=0)),
             ],
             options={
                 "verbose_name": "counter",
@@ -415,6 +424,7 @@ class Migration(migrations.Migration):
                     "keep_until",
                     models.DateTimeField(help_text="Empty: until an operator acts.", null=True),
                 ),
+                ("settled_by", models.CharField(blank=True, default="", max_length=200)),
                 (
                     "reason",
                     models.CharField(
@@ -513,6 +523,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("max_attempts", models.IntegerField()),
+                ("enqueued_at", models.DateTimeField()),
                 ("lease_seconds", models.FloatField()),
                 ("worker", django_workqueue.models.KeyField(max_length=200, verbose_name="worker")),
                 ("boot", models.CharField(blank=True, default="", max_length=36)),
@@ -560,7 +571,8 @@ class Migration(migrations.Migration):
                         default=0, help_text="Executions that ended without success."
                     ),
                 ),
-                ("released_by", models.CharField(blank=True, default="", max_length=200)),
+                ("settled_by", models.CharField(blank=True, default="", max_length=200)),
+                ("enqueued_at", models.DateTimeField()),
                 ("due_at", models.DateTimeField(null=True)),
                 ("since", models.DateTimeField()),
                 (
@@ -656,7 +668,7 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name="sample",
             constraint=models.UniqueConstraint(
-                fields=("queue", "at"), name="wq_one_sample_a_minute"
+                fields=("at", "queue"), name="wq_one_sample_a_minute"
             ),
         ),
         migrations.AddIndex(

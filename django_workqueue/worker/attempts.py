@@ -20,9 +20,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_workqueue.exceptions import ClaimLostError, LeaseLostError
 from django_workqueue.failures import FailureKind, describe
-from django_workqueue.handlers import Context, Handler, Reject, Retry
+from django_workqueue.handlers import Context, Handler, Pause, Reject, Retry
 from django_workqueue.items import WorkItem, encode_result
-from django_workqueue.managers import Completion, EndedAttempt, Release
+from django_workqueue.moves import Completion, EndedAttempt, Release
 from django_workqueue.policy import WORKER_SHUTDOWN
 from django_workqueue.worker.options import exceeded
 
@@ -215,6 +215,15 @@ def _ended(held: Held, error: BaseException) -> Settlement | None:
         return cut(held)
     if held.stopped == CANCELLED and interrupted:
         return Release(item=held.job_id, fence=held.fence)
+    if isinstance(error, Pause):
+        logger.info(
+            "paused: queue=%s tenant=%s item=%s reason=%s",
+            held.item.queue,
+            held.item.tenant,
+            held.item.id,
+            describe(error).message,
+        )
+        return Release(item=held.job_id, fence=held.fence, cause="paused")
     if isinstance(error, Reject):
         return failed(held, error, retryable=False)
     if isinstance(error, Retry):

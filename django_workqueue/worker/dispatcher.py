@@ -20,8 +20,8 @@ from django.db import Error, ProgrammingError, connections, transaction
 from django_workqueue.exceptions import QueueUnavailableError, UnknownHandlerError
 from django_workqueue.handlers import registry
 from django_workqueue.items import WorkItem, WorkState
-from django_workqueue.managers import BATCH, ClaimRequest, Release
 from django_workqueue.models import Lease
+from django_workqueue.moves import BATCH, ClaimRequest, Release
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.attempts import Held, Settlement, claim_of, cut
 from django_workqueue.worker.channel import Channel, ChannelClosedError

@@ -31,6 +31,7 @@ class WorkerOptions:
     stop_timeout: float = 30.0
     poll_seconds: float = 1.0
     reap_seconds: float = 5.0
+    retention_sweep_seconds: float = 3600.0
     until_empty: bool = False
     max_items: int | None = None
     verbosity: int = 1

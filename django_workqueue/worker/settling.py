@@ -13,8 +13,8 @@ from django.db import DataError, Error, IntegrityError, OperationalError
 
 from django_workqueue.failures import FailureKind, describe
 from django_workqueue.items import WorkState
-from django_workqueue.managers import BATCH, Completion, EndedAttempt, Release
 from django_workqueue.models import Failure, Finished
+from django_workqueue.moves import BATCH, Completion, EndedAttempt, Release
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.attempts import Held, Settlement, log_lost
 

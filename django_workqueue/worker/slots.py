@@ -17,7 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from django_workqueue.managers import Release
+from django_workqueue.moves import Release
 from django_workqueue.worker.attempts import (
     SETTLING_REASONS,
     Held,

@@ -18,15 +18,16 @@ from functools import partial
 from typing import Any, Final
 
 from django.db import Error
-from django.db.models import Exists, Max, Q, Sum
+from django.db.models import Exists, Max, OuterRef, Q, Sum
 from django.db.models.functions import Now
 
 import django_workqueue
 from django_workqueue.failures import FailureKind, describe
-from django_workqueue.managers import BATCH, PROMOTED_PER_CLAIM, EndedAttempt, Release
-from django_workqueue.models import Counter, Lease, Ready, Turn, Waiting, WorkerProcess
+from django_workqueue.figures import Figures
+from django_workqueue.models import Counter, Hold, Lease, Ready, Turn, Waiting, WorkerProcess
+from django_workqueue.moves import BATCH, PROMOTED_PER_CLAIM, EndedAttempt, Release
 from django_workqueue.policy import WORKER_DIED, WORKER_SHUTDOWN
-from django_workqueue.queues import DatabaseWorkQueue
+from django_workqueue.queues import PRUNE_BATCH, DatabaseWorkQueue
 from django_workqueue.worker.children import Crew, HeldLease
 from django_workqueue.worker.duty import DutyThread
 from django_workqueue.worker.options import WorkerOptions, exceeded
@@ -39,9 +40,12 @@ logger: Final = logging.getLogger("django_workqueue")
 PRESENCE_PERIOD: Final = 5.0
 PRESENCE_LAPSE: Final = 15.0
 PRESENCE_KEPT: Final = 3600.0
+#: Seconds between two looks whether the minute's sample was taken.
+SAMPLE_PERIOD: Final = 15.0
 #: Counter rows beyond which they are folded, and batches that the reaper takes in a pass.
 _COUNTERS_LEFT: Final = 100
 _REAPED_IN_A_PASS: Final = 25
+_PRUNED_IN_A_PASS: Final = 10
 
 _TEXTS: Final = {FailureKind.DIED: WORKER_DIED, FailureKind.SHUTDOWN: WORKER_SHUTDOWN}
 
@@ -64,6 +68,8 @@ class _Duty:
         self.every = every
         self.run = run
         self.at = 0.0
+        #: Set by the run if there is more to do, after the other duties' turn.
+        self.unfinished = False
 
 
 class Upkeep(DutyThread):
@@ -74,6 +80,7 @@ class Upkeep(DutyThread):
         self._options = options
         self._queue = DatabaseWorkQueue(options.alias)
         self._moves = self._queue.moves
+        self._figures = Figures(options.alias, self._moves)
         self._lanes = {"", options.deployment_id}
         self._deaths: list[Death] = []
         self._overdue: list[HeldLease] = []
@@ -83,11 +90,14 @@ class Upkeep(DutyThread):
         self._has_twin = True
         self.draining = False
         self._polling = _Duty(options.poll_seconds, self._poll)
+        self._pruning = _Duty(options.retention_sweep_seconds, self._prune)
         self._duties = [
             _Duty(PRESENCE_PERIOD, self._show_presence),
             _Duty(options.reap_seconds, self._reap),
             _Duty(options.reap_seconds, self._tidy),
+            _Duty(SAMPLE_PERIOD, self._figures.take_samples),
             self._polling,
+            self._pruning,
         ]
 
     def bury(self, death: Death) -> None:
@@ -111,8 +121,9 @@ class Upkeep(DutyThread):
         quiet = [self._passes(self._settle_overdue), self._passes(self._settle_deaths)]
         for duty in self._duties:
             if duty.at <= now:
+                duty.unfinished = False
                 quiet.append(self._passes(duty.run))
-                duty.at = now + duty.every
+                duty.at = now if duty.unfinished else now + duty.every
         if not self._booted:  # present, and what older starts left is adopted
             self._booted = True
             self._warn_of_unserved()
@@ -249,13 +260,26 @@ class Upkeep(DutyThread):
     def _tidy(self) -> None:
         """Promote what is due beyond what claims do, fold counters, drop old turns."""
         for queue in self._options.queues:
-            while self._moves.promote(queue) == PROMOTED_PER_CLAIM:
+            while self._moves.promote(queue).promoted == PROMOTED_PER_CLAIM:
                 pass
         if self._all(Counter)[_COUNTERS_LEFT : _COUNTERS_LEFT + 1].exists():
             self._moves.fold_counters()
         turns = self._all(Turn).filter(queue__in=self._options.queues).order_by()
         for row in turns.values("queue", "deployment_id").annotate(newest=Max("number")):
             self._moves.trim_turns(**row)
+
+    def _prune(self) -> None:
+        """Delete what was kept long enough, a few batches at a time."""
+        pruned = 0
+        for _ in range(_PRUNED_IN_A_PASS):
+            batch = self._moves.prune(PRUNE_BATCH)
+            pruned += batch
+            if not batch:
+                break
+        else:
+            self._pruning.unfinished = True
+        if pruned:
+            logger.info("pruned: items=%d", pruned)
 
     def _poll(self) -> None:
         """Wake idle processes if something is due; end if nothing is left to wait for."""
@@ -279,6 +303,7 @@ class Upkeep(DutyThread):
             ready = self._all(Ready).filter(queue=queue, **lanes)
             late = self._all(Waiting).filter(queue=queue, due_at__lte=Now(), **lanes)
             questions |= {f"ready_{place}": Exists(ready), f"late_{place}": Exists(late)}
+            questions[f"holds_{place}"] = Exists(self._all(Hold).filter(queue__in=["", queue]))
         # Of the row that is surely there and only one: our own.
         own = self._all(WorkerProcess).filter(boot=self._options.boot)
         for row in own.values(**questions):
@@ -286,17 +311,31 @@ class Upkeep(DutyThread):
                 queue
                 for place, queue in enumerate(self._options.queues)
                 if row[f"ready_{place}"] or row[f"late_{place}"]
+                if not row[f"holds_{place}"] or self._serves(queue)
             ]
         return []
 
+    def _serves(self, queue: str) -> bool:
+        """True if something of a queue with holds could be claimed; what is late comes first."""
+        self._moves.promote(queue)
+        return self._moves.serves(queue, self._options.deployment_id)
+
     def _unfinished(self) -> bool:
-        """True while the served queues hold something claimed or backing off."""
+        """True while the served queues hold something claimed, or backing off and not held."""
         own = {"queue__in": self._options.queues, "deployment_id__in": self._lanes}
-        back = Q(cause__in=[Waiting.Cause.BACKOFF, Waiting.Cause.RELEASED])
+        back = self._all(Waiting).filter(
+            cause__in=[Waiting.Cause.BACKOFF, Waiting.Cause.RELEASED], **own
+        )
+        held = self._all(Hold).filter(
+            Q(queue=OuterRef("queue")) | Q(queue=""), Q(tenant=OuterRef("tenant")) | Q(tenant="")
+        )
         return bool(
             self._all(Lease).filter(**own).exists()
-            or self._all(Waiting).filter(back, **own).exists()
-            or self._all(Ready).filter(**own).exists()
+            or back.filter(~Exists(held)).exists()
+            or any(
+                self._moves.serves(queue, self._options.deployment_id)
+                for queue in self._options.queues
+            )
         )
 
 

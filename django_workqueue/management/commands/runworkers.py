@@ -117,6 +117,7 @@ def _worker_options(settings: WorkQueueSettings, options: dict[str, Any]) -> Wor
         ),
         poll_seconds=worker.poll_seconds,
         reap_seconds=worker.reap_seconds,
+        retention_sweep_seconds=worker.retention_sweep_seconds,
         until_empty=options["until_empty"],
         max_items=None if limit is None else require_integer("--max-items", limit, 1, 2**62),
         verbosity=options["verbosity"],

@@ -1,0 +1,116 @@
+"""What keeps the tables small."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django_workqueue.sql.clock import timed
+
+FOLD_COUNTERS: Final = """
+with gone as (
+  delete from django_workqueue_counter
+   where ctid = any(array(
+           select ctid
+             from django_workqueue_counter
+            limit %(limit)s::int
+              for update skip locked))
+  returning *
+)
+insert into django_workqueue_counter (
+       queue, ready, waiting, claimed, paused, dead_lettered, completed, cancelled, reaped,
+       duplicates_suppressed, completions, failures)
+select queue, sum(ready), sum(waiting), sum(claimed), sum(paused), sum(dead_lettered),
+       sum(completed), sum(cancelled), sum(reaped), sum(duplicates_suppressed),
+       sum(completions), sum(failures)
+  from gone
+ group by queue
+"""
+
+# As every cold move it locks the bodies first, and in the very delete it looks again at what
+# it saw: an item that was requeued meanwhile has no row here any more. The newest older
+# acceptance of an id, its heir, is locked with it; one that is about to go too goes first.
+# With the id goes the fence, which is never reset while anything of the id is known.
+_PRUNE: Final = timed("""
+with over as materialized (
+  select item
+    from django_workqueue_{place}
+   where keep_until <= {now}
+   order by keep_until, item
+   limit %(limit)s::int
+), candidate as materialized (
+  select over.item, heir.id as heir
+    from over
+   cross join lateral (
+      select tenant, item_id
+        from django_workqueue_queueitem
+       where id = over.item
+       limit 1) body
+    left join lateral (
+      select id
+        from django_workqueue_queueitem
+       where tenant = body.tenant
+         and item_id = body.item_id
+         and id_freed
+         and id <> over.item
+       order by id desc
+       limit 1) heir on true
+), locked as materialized (
+  select id, id_freed
+    from django_workqueue_queueitem
+   where id = any(array(select item from candidate union select heir from candidate))
+   order by id
+     for update skip locked
+), prunable as materialized (
+  select item, heir
+    from candidate
+   where item in (select id from locked)
+     and (heir is null
+          or item in (select id from locked where id_freed)
+          or heir in (select id from locked where id_freed)
+             and heir not in (select item from over))
+), gone as (
+  delete from django_workqueue_{place}
+   where item = any(array(select item from prunable))
+     and keep_until <= {now}
+  returning item, queue, fence, {state}
+), failures as (
+  delete from django_workqueue_failure
+   where item = any(array(select item from gone))
+), forgotten as (
+  delete from django_workqueue_queueitem
+   where id = any(array(select item from gone))
+  returning id, id_freed
+), succession as materialized (
+  select prunable.heir, gone.fence
+    from forgotten
+    join prunable on prunable.item = forgotten.id
+    join gone on gone.item = forgotten.id
+   where not forgotten.id_freed
+     and prunable.heir is not null
+), inherited as (
+  update django_workqueue_queueitem
+     set id_freed = false
+   where id = any(array(select heir from succession))
+), fenced_finished as (
+  update django_workqueue_finished
+     set fence = greatest(fence, (select succession.fence from succession where heir = item))
+   where item = any(array(select heir from succession))
+), fenced_dead as (
+  update django_workqueue_deadletter
+     set fence = greatest(fence, (select succession.fence from succession where heir = item))
+   where item = any(array(select heir from succession))
+), counted as (
+  insert into django_workqueue_counter (queue, completed, cancelled, dead_lettered)
+  select queue, -count(*) filter (where state = 'completed'),
+         -count(*) filter (where state = 'cancelled'),
+         -count(*) filter (where state = 'dead_lettered')
+    from gone
+   group by queue
+)
+select count(*)
+  from gone
+""")
+PRUNE: Final = {
+    "finished": _PRUNE.replace("{place}", "finished").replace("{state}", "state"),
+    "dead": _PRUNE.replace("{place}", "deadletter").replace("{state}", "'dead_lettered' as state"),
+}
