@@ -7,9 +7,12 @@ looked for among the rows is looked for among so many at most.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from django.db import connections, transaction
 from django.db.models import Min, Sum
 
 from django_workqueue.items import QueueStats
@@ -41,10 +44,12 @@ class Figures:
         counts = self._counts(queue)
         depth = counts["ready"] + counts["waiting"]
         sample = self._recent_sample(queue, now) if depth > EXACT_UP_TO else None
-        age = sample.oldest_age_seconds if sample else self._oldest_age(queue, now)
+        with _walking_indexes(self._using):
+            overdue = self._overdue(queue, now)
+            age = sample.oldest_age_seconds if sample else self._oldest_age(queue, now)
         return QueueStats(
             depth=depth,
-            due=counts["ready"] + self._overdue(queue, now),
+            due=counts["ready"] + overdue,
             claimed=counts["claimed"],
             paused=counts["paused"],
             dead_lettered=counts["dead_lettered"],
@@ -109,3 +114,23 @@ class Figures:
 
     def _all(self, model: Any) -> Any:
         return model._base_manager.using(self._using)
+
+
+@contextmanager
+def _walking_indexes(using: str) -> Iterator[None]:
+    """
+    Have what is read stop at its limit, whatever the planner knows of the tables.
+
+    Without statistics it would rather gather all of a queue's rows first. What is set is
+    undone with the savepoint.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        yield
+        return
+    with transaction.atomic(using=using):
+        with connection.cursor() as cursor:
+            cursor.execute("set local enable_seqscan = off")
+            cursor.execute("set local enable_bitmapscan = off")
+        yield
+        transaction.set_rollback(True, using=using)

@@ -153,7 +153,9 @@ class PostgresMoves:
         return _states(self._run(ending.ADOPT, worker=worker, spare=list(spare), **told))
 
     def count_suppressed(self, queue: str, number: int) -> None:
-        self._run(accepting.COUNT_SUPPRESSED, queue=queue, number=number)
+        [row] = self._run(accepting.COUNT_SUPPRESSED, queue=queue, number=number)
+        if row["id"] % FOLDED_EVERY == 0:
+            self.fold_counters()
 
     def fold_counters(self) -> None:
         self._run(upkeep.FOLD_COUNTERS, limit=100_000)

@@ -20,6 +20,8 @@ from django_workqueue.items import WorkState
 PROMOTED_PER_CLAIM: Final = 1000
 #: Claims per statement: matching the fences is quadratic.
 BATCH: Final = 200
+#: Items that are pruned in one transaction.
+PRUNE_BATCH: Final = 500
 #: Every so many acceptances the counters are folded, also where no worker's upkeep does it.
 FOLDED_EVERY: Final = 200
 #: How many turns stay behind the newest one.

@@ -125,7 +125,11 @@ class TestRows:
             item_id=a.job_id, number=1, outcome="queued", **rows
         )
         Ready.objects.using(queue.using).create(
-            queue="default", deployment_id="", tenant="acme", rank=0, item_id=b.job_id
+            queue="default",
+            tenant="acme",
+            rank=0,
+            item_id=b.job_id,
+            enqueued_at=b.enqueued_at,
         )
         queue.advance(10)
         assert {item.id for item in queue.reap()} == {"a", "b", "c"}

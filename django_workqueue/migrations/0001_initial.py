@@ -4,7 +4,7 @@ import django.db.models.deletion
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
-import django_workqueue.models
+import django_workqueue.fields
 
 # Tables whose rows come and go: vacuum by number, not by share, so that a claim never walks
 # over many dead rows. `fillfactor` leaves room for renewals as HOT updates.
@@ -38,27 +38,27 @@ class Migration(migrations.Migration):
             name="QueueItem",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("tenant", django_workqueue.models.KeyField(max_length=200, verbose_name="tenant")),
+                ("tenant", django_workqueue.fields.KeyField(max_length=200, verbose_name="tenant")),
                 (
                     "item_id",
-                    django_workqueue.models.KeyField(max_length=200, verbose_name="item id"),
+                    django_workqueue.fields.KeyField(max_length=200, verbose_name="item id"),
                 ),
-                ("queue", django_workqueue.models.KeyField(max_length=100, verbose_name="queue")),
+                ("queue", django_workqueue.fields.KeyField(max_length=100, verbose_name="queue")),
                 (
                     "deployment_id",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=100, verbose_name="deployment"
                     ),
                 ),
                 ("handler", models.CharField(blank=True, default="", max_length=200)),
-                ("payload", django_workqueue.models.ExactJSONField(default=dict)),
+                ("payload", django_workqueue.fields.ExactJSONField(default=dict)),
                 (
                     "priority",
                     models.SmallIntegerField(default=0, help_text="Higher is served first."),
                 ),
                 (
                     "dedupe_key",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, max_length=200, null=True, verbose_name="dedupe key"
                     ),
                 ),
@@ -160,13 +160,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "queue",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=100, verbose_name="queue"
                     ),
                 ),
                 (
                     "tenant",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=200, verbose_name="tenant"
                     ),
                 ),
@@ -198,14 +198,14 @@ class Migration(migrations.Migration):
                         serialize=False,
                     ),
                 ),
-                ("queue", django_workqueue.models.KeyField(max_length=100, verbose_name="queue")),
+                ("queue", django_workqueue.fields.KeyField(max_length=100, verbose_name="queue")),
                 (
                     "deployment_id",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=100, verbose_name="deployment"
                     ),
                 ),
-                ("tenant", django_workqueue.models.KeyField(max_length=200, verbose_name="tenant")),
+                ("tenant", django_workqueue.fields.KeyField(max_length=200, verbose_name="tenant")),
                 ("rank", models.SmallIntegerField()),
                 # By hand: the autodetector adds it after the table, and the key then fails.
                 (
@@ -245,7 +245,7 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("queue", django_workqueue.models.KeyField(max_length=100, verbose_name="queue")),
+                ("queue", django_workqueue.fields.KeyField(max_length=100, verbose_name="queue")),
                 ("at", models.DateTimeField()),
                 ("depth", models.BigIntegerField(default=0)),
                 ("claimed", models.BigIntegerField(default=0)),
@@ -276,15 +276,15 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("queue", django_workqueue.models.KeyField(max_length=100, verbose_name="queue")),
+                ("queue", django_workqueue.fields.KeyField(max_length=100, verbose_name="queue")),
                 (
                     "deployment_id",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=100, verbose_name="deployment"
                     ),
                 ),
                 ("number", models.BigIntegerField()),
-                ("tenant", django_workqueue.models.KeyField(max_length=200, verbose_name="tenant")),
+                ("tenant", django_workqueue.fields.KeyField(max_length=200, verbose_name="tenant")),
             ],
             options={
                 "verbose_name": "turn",
@@ -294,7 +294,7 @@ class Migration(migrations.Migration):
             name="WorkerProcess",
             fields=[
                 ("boot", models.CharField(max_length=36, primary_key=True, serialize=False)),
-                ("name", django_workqueue.models.KeyField(max_length=200, verbose_name="worker")),
+                ("name", django_workqueue.fields.KeyField(max_length=200, verbose_name="worker")),
                 ("host", models.CharField(max_length=255)),
                 ("pid", models.IntegerField()),
                 (
@@ -309,7 +309,7 @@ class Migration(migrations.Migration):
                 ("queues", models.JSONField(default=list)),
                 (
                     "deployment_id",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=100, verbose_name="deployment"
                     ),
                 ),
@@ -335,13 +335,13 @@ class Migration(migrations.Migration):
                 ("verb", models.CharField(max_length=30)),
                 (
                     "queue",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=100, verbose_name="queue"
                     ),
                 ),
                 (
                     "tenant",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=200, verbose_name="tenant"
                     ),
                 ),
@@ -368,7 +368,7 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("queue", django_workqueue.models.KeyField(max_length=100, verbose_name="queue")),
+                ("queue", django_workqueue.fields.KeyField(max_length=100, verbose_name="queue")),
                 ("ready", models.BigIntegerField(db_default=0, default=0)),
                 ("waiting", models.BigIntegerField(db_default=0, default=0)),
                 ("claimed", models.BigIntegerField(db_default=0, default=0)),
@@ -401,11 +401,11 @@ class Migration(migrations.Migration):
                         to="django_workqueue.queueitem",
                     ),
                 ),
-                ("tenant", django_workqueue.models.KeyField(max_length=200, verbose_name="tenant")),
-                ("queue", django_workqueue.models.KeyField(max_length=100, verbose_name="queue")),
+                ("tenant", django_workqueue.fields.KeyField(max_length=200, verbose_name="tenant")),
+                ("queue", django_workqueue.fields.KeyField(max_length=100, verbose_name="queue")),
                 (
                     "deployment_id",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=100, verbose_name="deployment"
                     ),
                 ),
@@ -457,8 +457,8 @@ class Migration(migrations.Migration):
                         to="django_workqueue.queueitem",
                     ),
                 ),
-                ("queue", django_workqueue.models.KeyField(max_length=100, verbose_name="queue")),
-                ("tenant", django_workqueue.models.KeyField(max_length=200, verbose_name="tenant")),
+                ("queue", django_workqueue.fields.KeyField(max_length=100, verbose_name="queue")),
+                ("tenant", django_workqueue.fields.KeyField(max_length=200, verbose_name="tenant")),
                 (
                     "state",
                     models.CharField(
@@ -480,7 +480,7 @@ class Migration(migrations.Migration):
                 ("claimed_at", models.DateTimeField(null=True)),
                 ("finished_at", models.DateTimeField()),
                 ("keep_until", models.DateTimeField(null=True)),
-                ("result", django_workqueue.models.ExactJSONField(null=True)),
+                ("result", django_workqueue.fields.ExactJSONField(null=True)),
                 ("reason", models.TextField(blank=True, default="")),
             ],
             options={
@@ -503,14 +503,14 @@ class Migration(migrations.Migration):
                         to="django_workqueue.queueitem",
                     ),
                 ),
-                ("queue", django_workqueue.models.KeyField(max_length=100, verbose_name="queue")),
+                ("queue", django_workqueue.fields.KeyField(max_length=100, verbose_name="queue")),
                 (
                     "deployment_id",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=100, verbose_name="deployment"
                     ),
                 ),
-                ("tenant", django_workqueue.models.KeyField(max_length=200, verbose_name="tenant")),
+                ("tenant", django_workqueue.fields.KeyField(max_length=200, verbose_name="tenant")),
                 ("rank", models.SmallIntegerField()),
                 (
                     "fence",
@@ -525,7 +525,7 @@ class Migration(migrations.Migration):
                 ("max_attempts", models.IntegerField()),
                 ("enqueued_at", models.DateTimeField()),
                 ("lease_seconds", models.FloatField()),
-                ("worker", django_workqueue.models.KeyField(max_length=200, verbose_name="worker")),
+                ("worker", django_workqueue.fields.KeyField(max_length=200, verbose_name="worker")),
                 ("boot", models.CharField(blank=True, default="", max_length=36)),
                 ("process", models.IntegerField(default=0)),
                 ("claimed_at", models.DateTimeField()),
@@ -552,14 +552,14 @@ class Migration(migrations.Migration):
                         to="django_workqueue.queueitem",
                     ),
                 ),
-                ("queue", django_workqueue.models.KeyField(max_length=100, verbose_name="queue")),
+                ("queue", django_workqueue.fields.KeyField(max_length=100, verbose_name="queue")),
                 (
                     "deployment_id",
-                    django_workqueue.models.KeyField(
+                    django_workqueue.fields.KeyField(
                         blank=True, default="", max_length=100, verbose_name="deployment"
                     ),
                 ),
-                ("tenant", django_workqueue.models.KeyField(max_length=200, verbose_name="tenant")),
+                ("tenant", django_workqueue.fields.KeyField(max_length=200, verbose_name="tenant")),
                 ("rank", models.SmallIntegerField()),
                 (
                     "fence",

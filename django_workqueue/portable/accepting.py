@@ -101,7 +101,8 @@ class Accepting(Upkeep):
         return taken
 
     def count_suppressed(self, queue: str, number: int) -> None:
-        self._count(queue, duplicates_suppressed=number)
+        if self._count(queue, duplicates_suppressed=number) % FOLDED_EVERY == 0:
+            self.fold_counters()
 
 
 def _body(item: Acceptance, now: datetime) -> QueueItem:

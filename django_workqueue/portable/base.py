@@ -48,8 +48,10 @@ class Base:
     def _leave(self, lease: Lease) -> None:
         self._all(Lease).filter(item_id=lease.item_id).delete()
 
-    def _count(self, queue: str, **deltas: int) -> None:
-        self._all(Counter).create(queue=queue, **deltas)
+    def _count(self, queue: str, **deltas: int) -> int:
+        """Append a delta; the number of its row."""
+        row: Counter = self._all(Counter).create(queue=queue, **deltas)
+        return row.pk
 
 
 KEPT_BY_PLACES: Final = (

@@ -72,5 +72,7 @@ select place, id, accepted_at, due_at
 """)
 
 COUNT_SUPPRESSED: Final = """
-insert into django_workqueue_counter (queue, duplicates_suppressed) values (%(queue)s, %(number)s)
+insert into django_workqueue_counter (queue, duplicates_suppressed)
+values (%(queue)s, %(number)s)
+returning id
 """

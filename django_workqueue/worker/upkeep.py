@@ -25,9 +25,9 @@ import django_workqueue
 from django_workqueue.failures import FailureKind, describe
 from django_workqueue.figures import Figures
 from django_workqueue.models import Counter, Hold, Lease, Ready, Turn, Waiting, WorkerProcess
-from django_workqueue.moves import BATCH, PROMOTED_PER_CLAIM, EndedAttempt, Release
+from django_workqueue.moves import BATCH, PROMOTED_PER_CLAIM, PRUNE_BATCH, EndedAttempt, Release
 from django_workqueue.policy import WORKER_DIED, WORKER_SHUTDOWN
-from django_workqueue.queues import PRUNE_BATCH, DatabaseWorkQueue
+from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.children import Crew, HeldLease
 from django_workqueue.worker.duty import DutyThread
 from django_workqueue.worker.options import WorkerOptions, exceeded

@@ -1,0 +1,100 @@
+"""What the verbs stand on: which database and which policy, and the store's troubles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+from django.db import (
+    DataError,
+    Error,
+    IntegrityError,
+    ProgrammingError,
+    connections,
+    router,
+    transaction,
+)
+
+from django_workqueue.conf import get_settings
+from django_workqueue.exceptions import (
+    QueueUnavailableError,
+)
+from django_workqueue.items import (
+    DEFAULT_QUEUE,
+    WorkItem,
+)
+from django_workqueue.models import Lease, QueueItem
+from django_workqueue.moves import (
+    Moves,
+)
+from django_workqueue.policy import QueuePolicy
+from django_workqueue.reading import ItemReader
+
+_UNDEFINED_TABLE: Final = "42P01"
+
+
+class Store:
+    """The database of the queue, its policies and its clock."""
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        policy: QueuePolicy | None = None,
+        skew: timedelta = timedelta(0),
+    ) -> None:
+        self._using = using
+        self._policy = policy
+        self._skew = skew
+
+    @property
+    def using(self) -> str:
+        """The alias of the database."""
+        return self._using or get_settings().database or router.db_for_write(QueueItem)
+
+    @property
+    def policy(self) -> QueuePolicy:
+        return self.policy_for(DEFAULT_QUEUE)
+
+    def policy_for(self, queue: str) -> QueuePolicy:
+        """Return the policy that is stamped on items of *queue*."""
+        return self._policy or get_settings().policy_for(queue)
+
+    @property
+    def moves(self) -> Moves:
+        """The moves between places, on which the verbs and the workers stand."""
+        return Lease.claims.db_manager(self.using).moves(self._skew)
+
+    @property
+    def _reader(self) -> ItemReader:
+        return ItemReader(self.using)
+
+    def _shown(self, rows: Sequence[Any]) -> list[WorkItem]:
+        return self._reader.shown(rows, self.moves.now())
+
+    def _atomic(self) -> Any:
+        return transaction.atomic(using=self.using)
+
+    @contextmanager
+    def _store(self, operation: str, queue: str = "") -> Iterator[None]:
+        """Turn trouble of the database into `QueueUnavailableError`."""
+        try:
+            yield
+        except (IntegrityError, DataError):
+            raise
+        except Error as error:
+            if isinstance(error, ProgrammingError) and sqlstate(error) != _UNDEFINED_TABLE:
+                raise
+            connection = connections[self.using]
+            if not connection.in_atomic_block:
+                connection.close_if_unusable_or_obsolete()
+            cause = str(error).strip().partition("\n")[0]
+            raise QueueUnavailableError(
+                f"{operation}: the store is unavailable: {cause}", queue=queue, operation=operation
+            ) from error
+
+
+def sqlstate(error: Error) -> str:
+    return getattr(error.__cause__, "sqlstate", None) or ""
