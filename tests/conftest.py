@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import connections
@@ -80,3 +81,22 @@ def process_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join((str(ROOT / "testproject"), str(ROOT))),
         "WORKQUEUE_TEST_DATABASES": json.dumps(databases),
     }
+
+
+@pytest.fixture
+def scene(process_environment: dict[str, str], tmp_path: Path) -> Iterator[Any]:
+    """Makes the scene of a test with worker processes, and clears it away."""
+    from django_workqueue.doctor import examine
+    from django_workqueue.testing import make_queue
+    from tests.workers import Scene
+
+    scenes = []
+
+    def make(backend: Any, policy: Any = None) -> Scene:
+        scenes.append(Scene(make_queue(backend, policy), process_environment, tmp_path))
+        return scenes[-1]
+
+    yield make
+    for each in scenes:
+        each.close()
+        assert examine(each.alias) == []

@@ -8,109 +8,17 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from django_workqueue import QueuePolicy, WorkItem, WorkState
+from django_workqueue import QueuePolicy, WorkState
 from django_workqueue.doctor import examine
-from django_workqueue.models import Failure, Lease, Waiting, WorkerProcess
+from django_workqueue.models import Failure, Waiting, WorkerProcess
 from django_workqueue.policy import WORKER_DIED, WORKER_RESTARTED, WORKER_SHUTDOWN
 from django_workqueue.queues import DatabaseWorkQueue
-from django_workqueue.testing import make_queue
-from tests.workerapp.models import Trace
-from tests.workers import PATIENCE, ROOT, Worker, eventually, kill, runs
+from tests.workers import ROOT, Scene, eventually, kill, runs
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
 ADDRESS = ("NAME", "USER", "PASSWORD", "HOST", "PORT")
 POSTGRESQL = pytest.mark.parametrize("backend", ["postgresql"])
-
-
-class Scene:
-    """A queue, the workers that a test starts on it, and what their handlers leave behind."""
-
-    def __init__(self, queue, environment, folder, theirs=None):
-        self.queue = queue
-        self.alias = queue.using
-        #: The alias of the same database in the processes.
-        self.theirs = theirs or self.alias
-        self.folder = folder
-        self.environment = environment
-        self._workers = []
-
-    def enqueue(self, handler, id, **fields):
-        payload = {"alias": self.theirs, "until": str(self.file(id))} | fields.pop("payload", {})
-        item = WorkItem(tenant="t", id=id, handler=handler, payload=payload, **fields)
-        return self.queue.enqueue(item)
-
-    def start(self, *options, **more):
-        log = self.folder / f"worker-{len(self._workers)}.log"
-        worker = Worker(self.environment, log, "--database", self.theirs, *options, **more)
-        self._workers.append(worker)
-        return worker
-
-    def drain(self, *options, **more):
-        """Have a worker work the queue off; return its exit code."""
-        return self.start("--until-empty", *options, **more).wait()
-
-    def file(self, id):
-        """The file for which the handler of the item *id* waits."""
-        return self.folder / id
-
-    def item(self, id):
-        return self.queue.get(id, tenant="t")
-
-    def state(self, id):
-        return self.item(id).state
-
-    def traces(self, what, id):
-        return list(Trace.objects.using(self.alias).filter(what=what, item=id).order_by("pk"))
-
-    def started(self, id, times=1):
-        """Wait until the item *id* was started so often; return who did it last."""
-        return eventually(lambda: self.traces("started", id)[times - 1 :])[-1].pid
-
-    def completed(self, *ids):
-        """Wait until the items are completed."""
-        eventually(lambda: all(self.state(id) is WorkState.COMPLETED for id in ids))
-
-    def leases(self):
-        return Lease.objects.using(self.alias)
-
-    def prefetched(self, slots, *ids, stop_timeout=5, patience=3600):
-        """Have waiting items in the hands of one process with so many slots.
-
-        Items that last no time come first, so that the process begins to prefetch.
-        """
-        quick = [WorkItem(tenant="t", handler="nothing", priority=1) for _ in range(60)]
-        self.queue.enqueue_many(quick)
-        for id in ids:
-            self.enqueue("wait", id)
-        self.environment["WORKQUEUE_TEST_PREFETCH_PATIENCE"] = str(patience)
-        options = ("--concurrency", str(slots), "--stop-timeout", str(stop_timeout))
-        worker = self.start("--processes", "1", *options)
-        for id in ids[:slots]:
-            self.started(id)
-        if patience > PATIENCE:
-            eventually(lambda: self.leases().count() == len(ids))
-        return worker
-
-    def close(self):
-        for worker in self._workers:
-            worker.close()
-            print(worker.log)
-
-
-@pytest.fixture
-def scene(process_environment, tmp_path):
-    """Makes the scene of a test, and clears it away."""
-    scenes = []
-
-    def make(backend, policy=None):
-        scenes.append(Scene(make_queue(backend, policy), process_environment, tmp_path))
-        return scenes[-1]
-
-    yield make
-    for each in scenes:
-        each.close()
-        assert examine(each.alias) == []
 
 
 # Working.

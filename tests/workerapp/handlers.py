@@ -12,7 +12,7 @@ from pathlib import Path
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
-from django_workqueue import Reject, Retry, handler
+from django_workqueue import Pause, Reject, Retry, handler
 from tests.workerapp.models import Trace
 
 
@@ -127,6 +127,25 @@ def exit_quietly(payload, context):
 @handler("reject")
 def reject(payload, context):
     raise Reject("of no use")
+
+
+@handler("pause_once")
+def pause_once(payload, context):
+    trace("ran", payload, context)
+    if "answer" not in payload:
+        raise Pause("a person must say how to go on")
+    return payload["answer"]
+
+
+@handler("pause_async")
+async def pause_async(payload, context):
+    raise Pause
+
+
+@handler("pause_atomic", atomic=True)
+def pause_atomic(payload, context):
+    trace("undone", payload, context)
+    raise Pause
 
 
 @handler("retry_at_once")
