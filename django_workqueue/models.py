@@ -378,16 +378,16 @@ class Turn(models.Model):
     so a slow claim's entry is not the newest and is ignored.
     """
 
+    # Claims that write the same number have not served the same item.
+    pk = models.CompositePrimaryKey("queue", "deployment_id", "number", "item")
     queue = _queue()
     deployment_id = _deployment()
     number = models.BigIntegerField()
+    item = models.BigIntegerField(help_text=_("Job id of the item served last."))
     tenant = _tenant()
 
     class Meta:
         verbose_name = _("turn")
-        indexes = [
-            models.Index("queue", "deployment_id", F("number").desc(), name="wq_newest_turn"),
-        ]
 
 
 class Counter(models.Model):
@@ -413,7 +413,6 @@ class Counter(models.Model):
 
     class Meta:
         verbose_name = _("counter")
-        indexes = [models.Index(name="wq_counters_of_a_queue", fields=["queue"])]
 
 
 #: The names of all figures of a `Counter`.

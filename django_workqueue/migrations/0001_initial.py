@@ -271,9 +271,16 @@ class Migration(migrations.Migration):
             name="Turn",
             fields=[
                 (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "queue",
+                        "deployment_id",
+                        "number",
+                        "item",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
                     ),
                 ),
                 ("queue", django_workqueue.fields.KeyField(max_length=100, verbose_name="queue")),
@@ -284,6 +291,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("number", models.BigIntegerField()),
+                ("item", models.BigIntegerField(help_text="Job id of the item served last.")),
                 ("tenant", django_workqueue.fields.KeyField(max_length=200, verbose_name="tenant")),
             ],
             options={
@@ -383,7 +391,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "counter",
-                "indexes": [models.Index(fields=["queue"], name="wq_counters_of_a_queue")],
             },
         ),
         migrations.CreateModel(
@@ -669,15 +676,6 @@ class Migration(migrations.Migration):
             model_name="sample",
             constraint=models.UniqueConstraint(
                 fields=("at", "queue"), name="wq_one_sample_a_minute"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="turn",
-            index=models.Index(
-                models.F("queue"),
-                models.F("deployment_id"),
-                models.OrderBy(models.F("number"), descending=True),
-                name="wq_newest_turn",
             ),
         ),
         migrations.AddIndex(

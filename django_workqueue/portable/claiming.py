@@ -66,6 +66,7 @@ class Claiming(Upkeep):
                 queue=request.queue,
                 deployment_id=request.deployment_id,
                 number=number,
+                item=picked[-1].item_id,
                 tenant=tenant,
             )
             if number % TURNS_KEPT == 0:

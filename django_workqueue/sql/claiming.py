@@ -149,11 +149,9 @@ moment as materialized (
 # From `pick`: the chosen rows in their order of service (round, pos).
 _TAKE: Final = """
 turned as (
-  insert into django_workqueue_turn (queue, deployment_id, number, tenant)
-  select %(queue)s::text, %(deployment_id)s::text, newest.number + 1,
-         (select tenant from pick order by round desc, pos desc limit 1)
-    from newest
-   where exists (select from pick)
+  insert into django_workqueue_turn (queue, deployment_id, number, item, tenant)
+  select %(queue)s::text, %(deployment_id)s::text, newest.number + 1, latest.item, latest.tenant
+    from newest, (select item, tenant from pick order by round desc, pos desc limit 1) latest
 ), removed as (
   delete from django_workqueue_ready
    where ctid = any(array(select tid from pick))

@@ -95,9 +95,9 @@ class Upkeep(DutyThread):
             _Duty(PRESENCE_PERIOD, self._show_presence),
             _Duty(options.reap_seconds, self._reap),
             _Duty(options.reap_seconds, self._tidy),
-            _Duty(SAMPLE_PERIOD, self._figures.take_samples),
             self._polling,
             self._pruning,
+            _Duty(SAMPLE_PERIOD, self._figures.take_samples),
         ]
 
     def bury(self, death: Death) -> None:
