@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django_workqueue.exceptions import LeaseLostError
+from django_workqueue.exceptions import LeaseLostError, WorkItemNotFoundError
 from django_workqueue.failures import FailureKind
 from django_workqueue.items import WorkState
 from django_workqueue.models import Failure
@@ -55,10 +55,11 @@ class Holder:
         row, held = self._look()
         settled = held is not None and settle(row, held)
         # As it stands now: the claim may have ended while the settlement waited for it.
-        [row] = self._reader.rows([row.pk])
-        if not settled and not self._is_repeat(verb, row):
-            raise self._refusal(row)
-        return row
+        for after in self._reader.rows([row.pk]):
+            if settled or self._is_repeat(verb, after):
+                return after
+            raise self._refusal(after)
+        raise WorkItemNotFoundError(item_id=self._item_id, tenant=self._tenant)
 
     def _look(self) -> tuple[Any, int | None]:
         """The item's row, and the fence if the claim is there; its lease is not judged."""

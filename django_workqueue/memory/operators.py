@@ -29,9 +29,9 @@ class OperatorVerbs(Store):
     ) -> WorkItem:
         arguments.check_item(item_id, tenant, job_id)
         arguments.check_actor(by, reason)
-        new = {} if payload is None else {"payload": self._private(payload)}
         with self._moment() as now:
             row = self._row(item_id, tenant, job_id)
+            new = {} if payload is None else {"payload": self._private(payload)}
             attempts = max(row.policy.max_attempts, row.item.attempts + 1)
             self._queue_again(row, "resume", attempts, now, **new)
             return row.shown(now)
@@ -67,9 +67,9 @@ class OperatorVerbs(Store):
     ) -> WorkItem:
         arguments.check_item(item_id, tenant, job_id)
         arguments.check_actor(by, reason)
-        new = {} if payload is None else {"payload": self._private(payload)}
         with self._moment() as now:
             row = self._row(item_id, tenant, job_id)
+            new = {} if payload is None else {"payload": self._private(payload)}
             state = row.item.state
             check_move(item_id, state, "requeue", WorkState.QUEUED)
             if twin := live_twin(row.item, self._by_id, self._by_key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from django_workqueue import arguments
@@ -31,9 +32,8 @@ class OperatorVerbs(Store):
     ) -> WorkItem:
         arguments.check_item(item_id, tenant, job_id)
         arguments.check_actor(by, reason)
-        with self._store("resume"):
-            wish = self._wish("resume", item_id, tenant, job_id, by, reason, payload)
-            return self._operator.resume(wish)
+        wish = partial(self._wish, "resume", item_id, tenant, job_id, by, reason, payload)
+        return self._repeated("resume", lambda: self._operator.resume(wish()))
 
     def cancel(
         self,
@@ -46,9 +46,8 @@ class OperatorVerbs(Store):
     ) -> WorkItem:
         arguments.check_item(item_id, tenant, job_id)
         arguments.check_actor(by, reason)
-        with self._store("cancel"):
-            wish = self._wish("cancel", item_id, tenant, job_id, by, reason)
-            return self._operator.cancel(wish)
+        wish = partial(self._wish, "cancel", item_id, tenant, job_id, by, reason)
+        return self._repeated("cancel", lambda: self._operator.cancel(wish()))
 
     def requeue(
         self,
@@ -62,18 +61,16 @@ class OperatorVerbs(Store):
     ) -> WorkItem:
         arguments.check_item(item_id, tenant, job_id)
         arguments.check_actor(by, reason)
-        with self._store("requeue"):
-            wish = self._wish("requeue", item_id, tenant, job_id, by, reason, payload)
-            return self._operator.requeue(wish)
+        wish = partial(self._wish, "requeue", item_id, tenant, job_id, by, reason, payload)
+        return self._repeated("requeue", lambda: self._operator.requeue(wish()))
 
     def discard(
         self, item_id: str, *, tenant: str, by: str, reason: str, job_id: int | None = None
     ) -> WorkItem:
         arguments.check_discard(by, reason)
         arguments.check_item(item_id, tenant, job_id)
-        with self._store("discard"):
-            wish = self._wish("discard", item_id, tenant, job_id, by, reason)
-            return self._operator.discard(wish)
+        wish = partial(self._wish, "discard", item_id, tenant, job_id, by, reason)
+        return self._repeated("discard", lambda: self._operator.discard(wish()))
 
     def hold(
         self,

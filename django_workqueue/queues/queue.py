@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from django.db import (
-    Error,
-    connections,
-)
 from django.db.models import Q
 
 from django_workqueue import arguments, contract
-from django_workqueue.accepting import TRIES, Intake
+from django_workqueue.accepting import Intake
 from django_workqueue.conf import get_settings
 from django_workqueue.contract import AsyncVerbs
 from django_workqueue.exceptions import (
     InvalidFieldError,
     QueueFullError,
-    QueueUnavailableError,
 )
 from django_workqueue.figures import Figures
 from django_workqueue.items import (
@@ -33,10 +29,7 @@ from django_workqueue.moves import (
     Acceptance,
 )
 from django_workqueue.queues.operators import OperatorVerbs
-from django_workqueue.queues.store import sqlstate
 from django_workqueue.queues.workers import WorkerVerbs
-
-_DEADLOCK: Final = "40P01"
 
 
 class DatabaseWorkQueue(WorkerVerbs, OperatorVerbs, AsyncVerbs):
@@ -56,16 +49,8 @@ class DatabaseWorkQueue(WorkerVerbs, OperatorVerbs, AsyncVerbs):
         wanted = [self._acceptance(item) for item in arguments.check_offered(items)]
         if not wanted:
             return ()
-        for _ in range(TRIES):
-            try:
-                with self._store("enqueue", wanted[0].queue):
-                    return tuple(self._accept_within_bounds(wanted))
-            except QueueUnavailableError as trouble:
-                # Two producers met crosswise and one was undone. In a transaction of the
-                # caller's there is more to repeat than this call.
-                if not _is_deadlock(trouble) or connections[self.using].in_atomic_block:
-                    raise
-        raise QueueUnavailableError(queue=wanted[0].queue, operation="enqueue")
+        accept = partial(self._accept_within_bounds, wanted)
+        return tuple(self._repeated("enqueue", accept, wanted[0].queue))
 
     def _accept_within_bounds(self, wanted: list[Acceptance]) -> list[WorkItem]:
         intake = Intake(self.using, self.moves, wanted)
@@ -76,13 +61,13 @@ class DatabaseWorkQueue(WorkerVerbs, OperatorVerbs, AsyncVerbs):
         with self._atomic():
             items = intake.accept()
             for queue in bounds:
-                if new := intake.new[queue]:
-                    self._refuse_overflow(queue, new, bounds[queue])
+                if (limit := bounds[queue]) is not None and (new := intake.new[queue]):
+                    self._refuse_overflow(queue, new, limit)
             return items
 
-    def _refuse_overflow(self, queue: str, new: int, limit: int | None) -> None:
+    def _refuse_overflow(self, queue: str, new: int, limit: int) -> None:
         depth = Figures(self.using, self.moves).depth(queue)
-        if limit is not None and depth > limit:
+        if depth > limit:
             raise QueueFullError(queue=queue, depth=depth - new, limit=limit)
 
     def _acceptance(self, item: WorkItem) -> Acceptance:
@@ -140,10 +125,6 @@ class DatabaseWorkQueue(WorkerVerbs, OperatorVerbs, AsyncVerbs):
 
     def _all(self, model: Any) -> Any:
         return model._base_manager.using(self.using)
-
-
-def _is_deadlock(trouble: QueueUnavailableError) -> bool:
-    return isinstance(trouble.__cause__, Error) and sqlstate(trouble.__cause__) == _DEADLOCK
 
 
 def get_queue(using: str | None = None) -> DatabaseWorkQueue:

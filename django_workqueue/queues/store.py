@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from django.db import (
     DataError,
@@ -17,6 +17,7 @@ from django.db import (
     transaction,
 )
 
+from django_workqueue.accepting import TRIES
 from django_workqueue.conf import get_settings
 from django_workqueue.exceptions import (
     QueueUnavailableError,
@@ -32,7 +33,10 @@ from django_workqueue.moves import (
 from django_workqueue.policy import QueuePolicy
 from django_workqueue.reading import ItemReader
 
+T = TypeVar("T")
+
 _UNDEFINED_TABLE: Final = "42P01"
+_DEADLOCK: Final = "40P01"
 
 
 class Store:
@@ -94,6 +98,25 @@ class Store:
             raise QueueUnavailableError(
                 f"{operation}: the store is unavailable: {cause}", queue=queue, operation=operation
             ) from error
+
+    def _repeated(self, operation: str, call: Callable[[], T], queue: str = "") -> T:
+        """
+        Return what *call* returns; call it again if it met others crosswise and was undone.
+
+        In a transaction of the caller's there is more to repeat than this call.
+        """
+        for _ in range(TRIES):
+            try:
+                with self._store(operation, queue):
+                    return call()
+            except QueueUnavailableError as trouble:
+                if not _is_deadlock(trouble) or connections[self.using].in_atomic_block:
+                    raise
+        raise QueueUnavailableError(queue=queue, operation=operation)
+
+
+def _is_deadlock(trouble: QueueUnavailableError) -> bool:
+    return isinstance(trouble.__cause__, Error) and sqlstate(trouble.__cause__) == _DEADLOCK
 
 
 def sqlstate(error: Error) -> str:
