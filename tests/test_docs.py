@@ -26,11 +26,12 @@ from sybil import Sybil
 from sybil.parsers.myst import PythonCodeBlockParser
 
 import django_workqueue
-from django_workqueue import WorkItem, WorkQueue, checks, sql, worker
+from django_workqueue import WorkItem, WorkQueue, checks, worker
 from django_workqueue.conf import WorkerSettings, WorkQueueSettings, parse
 from django_workqueue.handlers import registry
 from django_workqueue.items import WorkState
 from django_workqueue.policy import MOVES, QueuePolicy
+from django_workqueue.sql import ending, settling
 from django_workqueue.worker.supervisor import EXIT_FAILED, EXIT_PROCESS_DIED
 
 ROOT = Path(__file__).parent.parent
@@ -137,7 +138,7 @@ def test_sql_examples_are_quoted_from_the_statements(page):
     for info, text in blocks(page):
         if info == "sql":
             quoted = " ".join(text.split())
-            for statement in (sql.COMPLETE, sql.RELEASE, sql.FAIL):
+            for statement in (settling.COMPLETE, settling.RELEASE, ending.FAIL):
                 assert quoted in " ".join(statement.split())
 
 
@@ -218,36 +219,88 @@ def test_the_api_page_has_every_field_of_an_item_with_its_default():
             assert ast.literal_eval(plain(default)) == actual
 
 
-def moves_that_exist():
-    """The moves of the rules that a verb of this version can make."""
-    reachable = set(WorkState)
-    if not hasattr(WorkQueue, "cancel"):
-        reachable -= {WorkState.CANCELLED}
-    return {
-        (state.value, verb, to.value)
-        for state, verbs in MOVES.items()
-        for verb, targets in verbs.items()
-        for to in targets
-        if hasattr(WorkQueue, verb) and to in reachable
-    }
+#: The moves of the rules, as (from, verb, to); and how an item comes into being.
+ALL_MOVES = {
+    (state.value, verb, to.value)
+    for state, verbs in MOVES.items()
+    for verb, targets in verbs.items()
+    for to in targets
+}
+ACCEPTED = ("", "enqueue", "queued")
 
 
 def test_the_table_of_states_has_every_move():
     table = rows(DOCS / "states.md", "Every move")
-    told = {tuple(plain(cell) for cell in row[:3]) for row in table}
-    assert told == moves_that_exist() | {("–", "enqueue", "queued")}
+    told = {tuple(plain(cell).replace("–", "") for cell in row[:3]) for row in table}
+    assert told == ALL_MOVES | {ACCEPTED}
     assert len(table) == len(told)
     assert all(len(row) == 5 and row[3] and row[4] for row in table)
 
 
-def test_the_states_page_names_the_moves_that_no_verb_makes():
-    verbs = {verb for moves in MOVES.values() for verb in moves}
-    missing = {verb for verb in verbs if not hasattr(WorkQueue, verb)}
-    states = {state.value for state in WorkState} - {
-        state for move in moves_that_exist() for state in (move[0], move[2])
+def test_the_table_of_states_says_which_are_live():
+    table = rows(DOCS / "states.md", "States")
+    told = {re.search(r"`(\w+)`", state)[1]: live for state, _, live in table}
+    assert told == {state.value: "yes" if state.live else "no" for state in WorkState}
+
+
+@pytest.mark.parametrize("state", WorkState)
+def test_the_part_on_a_state_names_the_verbs_that_lead_to_it_and_from_it(state):
+    text = section(DOCS / "states.md", state.value)
+    points = dict(re.findall(r"^- \*\*(.+?)\*\*(.*?)(?=^- |\Z)", text, re.S | re.M))
+    told = {
+        (way, verb)
+        for way in ("Here by", "Stays by", "Away by")
+        for verb in re.findall(r"`(\w+)`\]\(verbs/", points.get(way, ""))
     }
-    told = set(re.findall(r"`(\w+)`", section(DOCS / "states.md", "Not in this version")))
-    assert told == missing | states | {"WorkState"}
+    own = state.value
+    assert told == {
+        ("Stays by" if old == new else "Here by" if new == own else "Away by", verb)
+        for old, verb, new in ALL_MOVES | {ACCEPTED}
+        if own in (old, new)
+    }
+    assert {"Id and dedupe key", "An operator", "Retention"} <= set(points)
+
+
+VERBS = {
+    name
+    for name, value in vars(WorkQueue).items()
+    if inspect.isfunction(value) and not name.startswith("_")
+}
+VERB_PAGES = sorted(page for page in (DOCS / "verbs").glob("*.md") if page.stem != "index")
+
+
+def verbs_of(page):
+    """The verbs whose page it is."""
+    return re.findall(r"^\.\. automethod:: WorkQueue\.(\w+)$", page.read_text(), re.M)
+
+
+def test_every_verb_has_its_page():
+    told = [verb for page in VERB_PAGES for verb in verbs_of(page)]
+    assert sorted(told) == sorted(VERBS)
+    for page in VERB_PAGES:
+        examples = "".join(text for info, text in blocks(page) if info in PYTHON)
+        for verb in verbs_of(page):
+            assert f"queue.{verb}(" in examples, f"{name(page)} shows no {verb}"
+
+
+def test_the_list_of_verbs_leads_to_their_pages():
+    table = rows(DOCS / "verbs" / "index.md", "The verbs")
+    for _, cell, _ in table:
+        verbs, target = re.fullmatch(r"\[(.+)\]\((.+)\)", cell).groups()
+        assert set(re.findall(r"`(\w+)`", verbs)) <= {*verbs_of(DOCS / "verbs" / target)}
+    told = re.findall(r"`(\w+)`", " ".join(cell for _, cell, _ in table))
+    assert sorted(told) == sorted(VERBS)
+
+
+@pytest.mark.parametrize("page", VERB_PAGES, ids=name)
+def test_a_page_of_verbs_names_refusals_by_their_facts(page):
+    text = section(page, "Refusals")
+    for error, says in re.findall(r"^\| `(\w+)`[^|]* \| ([^|]+) \|", text, re.M):
+        facts = vars(getattr(django_workqueue, error)())
+        told = re.findall(r"`(\w+)`", says.partition(":")[0])
+        linked = re.findall(r"\[`(\w+)`\]", says)
+        assert told, (error, says)
+        assert {*told, *linked} - {"after"} <= set(facts), (error, says)
 
 
 def test_the_drawing_of_the_states_has_every_move():
@@ -262,7 +315,7 @@ def test_the_drawing_of_the_states_has_every_move():
             for verb in group.get("data-verbs").split():
                 assert verb in texts.split()
                 drawn.add((group.get("data-from"), verb, group.get("data-to")))
-    assert drawn == moves_that_exist() | {("", "enqueue", "queued")}
+    assert drawn == ALL_MOVES | {ACCEPTED}
 
 
 def test_the_checks_page_has_every_id():
