@@ -5,7 +5,8 @@ suite in `django_workqueue.conformance` proves it of an implementation.
 Everything but ids is keyword-only. Seconds are numbers of seconds, times are aware
 datetimes by the store's clock: no verb decides anything by the caller's. Arguments that
 can't be right raise `InvalidFieldError`, which names them. Trouble of the store raises
-`QueueUnavailableError` from any verb, and nothing of the call is stored.
+`QueueUnavailableError` from any verb: nothing of the call is stored then, or its outcome is
+unknown because the connection was lost. `reap` and `prune` keep the batches they have done.
 
 A verb on one item returns the item as it then stands; one on several returns a tuple.
 """
@@ -63,8 +64,9 @@ class WorkQueue(Protocol):
 
         If a live item of the tenant has its dedupe key, or else its id, that item is
         returned unchanged, and counted as a suppressed duplicate. A finished item's id and
-        key are free again: the new item starts afresh, but its fence goes on from the old
-        one's; the old record stays. The queue's whole policy is stamped on the item.
+        key are free again (so a call repeated that late is stored again): the new item starts
+        afresh, but its fence goes on from the old one's; the old record stays. The queue's
+        whole policy is stamped on the item.
 
         Raise `QueueFullError` if the queue then held more than ``max_depth`` waiting items
         (what others have not committed yet isn't counted, so producers at the same moment
@@ -201,7 +203,8 @@ class WorkQueue(Protocol):
         Queue a paused item again, due now, with at least one attempt left.
 
         ``max_attempts`` grows to ``attempts + 1`` if it was less. The item keeps its place in
-        the order and its deployment. A *payload* replaces the old one. Raise
+        the order and its deployment; ``max_depth`` doesn't hold it up. A *payload* replaces the
+        old one. Raise
         `InvalidTransitionError` if it isn't paused, `PayloadError`.
         """
 
@@ -246,7 +249,7 @@ class WorkQueue(Protocol):
         self, item_id: str, *, tenant: str, by: str, reason: str, job_id: int | None = None
     ) -> WorkItem:
         """
-        Give a dead letter up: it is cancelled, and *reason* kept with it.
+        Give a dead letter up: it is cancelled. *by* and *reason* must not be blank.
 
         Raise `InvalidTransitionError` if it isn't dead-lettered.
         """
@@ -305,7 +308,7 @@ class WorkQueue(Protocol):
         Completed and cancelled ones after the ``retention_seconds`` stamped on them, dead
         letters only if they have ``dead_letter_retention_seconds``; nothing else, ever. The id
         goes to the newest acceptance of it that is still there, and the fence with it. In
-        batches, each for itself, those first that are over the longest.
+        batches, finished items before dead letters, each that are over the longest first.
         """
 
     def get(self, item_id: str, *, tenant: str, job_id: int | None = None) -> WorkItem:

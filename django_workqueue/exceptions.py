@@ -40,7 +40,7 @@ class PayloadError(InvalidFieldError):
 
 class QueueUnavailableError(WorkQueueError):
     """The store did not take or answer the call. Nothing of it was stored, or its outcome
-    is unknown because the connection was lost: repeat it with the same id or dedupe key."""
+    is unknown because the connection was lost: repeat it, with the same id or dedupe key."""
 
     retryable = True
 

@@ -1,8 +1,9 @@
 """
 The figures of a queue: what `stats` tells, and the minute's samples for charts.
 
-Nothing here costs more for a longer backlog. Counts are sums of deltas; what has to be
-looked for among the rows is looked for among so many at most.
+Nothing that a caller asks costs more for a longer backlog. Counts are sums of deltas; what
+has to be looked for among the rows is looked for among so many at most. Only the minute's
+sample reads a whole queue.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from django_workqueue.items import QueueStats
 from django_workqueue.models import COUNTED, Counter, Ready, Sample, Waiting
 from django_workqueue.moves import Moves
 
-#: Waiting rows up to which the oldest age, and what is overdue, are read exactly.
+#: Queued items up to which the oldest age, and overdue ones up to which these, are exact.
 EXACT_UP_TO: Final = 100_000
 #: How old a sample may be that tells the age of a longer backlog.
 SAMPLE_LAPSE: Final = timedelta(minutes=5)

@@ -57,6 +57,7 @@ class Pause(Exception):
     """
     Raise it in a handler: a person is needed. The item is put aside, nothing is counted, and
     `resume` queues it again; the handler then starts afresh, so it keeps its own progress.
+    The *reason* goes to the log.
     """
 
     def __init__(self, reason: str = "") -> None:

@@ -196,12 +196,16 @@ _STORED_DEFAULTS: dict[str, Any] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
     """
-    Figures of one queue over all tenants, read at `as_of` (the store's time).
+    Figures of one queue over all tenants.
 
     Counts are items; `reaped` and `duplicates_suppressed` only grow. `depth` includes
     scheduled items and those backing off; `due` are the ones claimable now, held queues
     and tenants included. `oldest_age_seconds` is the longest time since `enqueued_at`
     among queued items, 0.0 if there are none.
+
+    Of up to 100,000 queued items everything is exact, and read at `as_of` (the store's
+    time). Beyond, a store may tell the age as of an earlier `as_of`, or a lower bound of it,
+    and count at most 100,000 items in `due` that have just become due.
     """
 
     depth: int = 0

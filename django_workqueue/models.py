@@ -100,7 +100,7 @@ class QueueItem(models.Model):
     enqueued_at = models.DateTimeField()
     available_at = models.DateTimeField(help_text=_("As accepted: not before this time."))
     created_at = models.DateTimeField(db_default=Now(), editable=False)
-    # True once a newer acceptance has taken the id, or the key.
+    # True once another acceptance, mostly a newer one, has taken the id, or the key.
     id_freed = models.BooleanField(default=False)
     key_freed = models.BooleanField(default=False)
 
@@ -144,7 +144,7 @@ class QueueItem(models.Model):
             ),
         ]
         indexes = [
-            # Retention hands an id on to the newest older acceptance.
+            # Retention hands an id on to the newest other acceptance.
             models.Index(
                 name="wq_older_acceptances",
                 fields=["tenant", "item_id"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django_workqueue import arguments
@@ -12,6 +12,8 @@ from django_workqueue.exceptions import LiveTwinError
 from django_workqueue.items import QueueHold, WorkItem, WorkState
 from django_workqueue.memory.store import Row, Store, live_twin
 from django_workqueue.policy import check_move
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 class OperatorVerbs(Store):
@@ -137,9 +139,10 @@ class OperatorVerbs(Store):
     def prune(self, *, limit: int | None = None) -> int:
         arguments.check_limit(limit)
         with self._moment() as now:
-            ends = ((_keep_until(row), row.job_id) for row in self._rows.values())
-            over = sorted((until, job_id) for until, job_id in ends if until and until <= now)
-            removed = [self._rows.pop(job_id) for _, job_id in over[:limit]]
+            over = [row for row in self._rows.values() if _keep_until(row) <= now]
+            dead = WorkState.DEAD_LETTERED
+            over.sort(key=lambda row: (row.item.state is dead, _keep_until(row), row.job_id))
+            removed = [self._rows.pop(row.job_id) for row in over[:limit]]
             self._free_names(removed)
             return len(removed)
 
@@ -169,11 +172,13 @@ class OperatorVerbs(Store):
                 heir.item = replace(heir.item, fence=fence)
 
 
-def _keep_until(row: Row) -> datetime | None:
-    """Return when the retention of *row* is over; None: never, as it stands."""
+def _keep_until(row: Row) -> datetime:
+    """Return when the retention of *row* is over, as it stands."""
     seconds = None
     if row.item.state is WorkState.DEAD_LETTERED:
         seconds = row.policy.dead_letter_retention_seconds
     elif row.item.terminal:
         seconds = row.policy.retention_seconds
-    return None if seconds is None else row.moved_at + timedelta(seconds=seconds)
+    if seconds is None:
+        return _NEVER
+    return row.moved_at + timedelta(seconds=seconds)

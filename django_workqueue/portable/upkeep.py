@@ -47,7 +47,7 @@ class Upkeep(Base):
         return gone
 
     def _forget(self, place: Any, item: int, fence: int) -> None:
-        """Delete an item; its id and its fence go to the newest older acceptance."""
+        """Delete an item; its id and its fence go to the newest other acceptance."""
         bodies = self._all(QueueItem)
         row = self._all(place).defer("result") if place is Finished else self._all(place)
         kept = row.get(pk=item)

@@ -27,7 +27,7 @@ select queue, sum(ready), sum(waiting), sum(claimed), sum(paused), sum(dead_lett
 """
 
 # As every cold move it locks the bodies first, and in the very delete it looks again at what
-# it saw: an item that was requeued meanwhile has no row here any more. The newest older
+# it saw: an item that was requeued meanwhile has no row here any more. The newest other
 # acceptance of an id, its heir, is locked with it; one that is about to go too goes first.
 # With the id goes the fence, which is never reset while anything of the id is known.
 _PRUNE: Final = timed("""
