@@ -63,7 +63,7 @@ with over as materialized (
 ), prunable as materialized (
   select item, heir
     from candidate
-   where item in (select id from locked)
+   where (item in (select id from locked)) is true   -- a hashed subplan, not a nested loop
      and (heir is null
           or item in (select id from locked where id_freed)
           or heir in (select id from locked where id_freed)
@@ -80,25 +80,26 @@ with over as materialized (
   delete from django_workqueue_queueitem
    where id = any(array(select item from gone))
   returning id, id_freed
+), fences as materialized (   -- as a map: a join would be a nested loop too
+  select jsonb_object_agg(item, fence) as of_item
+    from gone
 ), succession as materialized (
-  select prunable.heir, gone.fence
-    from forgotten
-    join prunable on prunable.item = forgotten.id
-    join gone on gone.item = forgotten.id
-   where not forgotten.id_freed
-     and prunable.heir is not null
+  select array_agg(heir) as heirs, jsonb_object_agg(heir, of_item -> item::text) as fences
+    from prunable, fences
+   where heir is not null
+     and (item in (select id from forgotten where not id_freed)) is true
 ), inherited as (
   update django_workqueue_queueitem
      set id_freed = false
-   where id = any(array(select heir from succession))
+   where id = any((select heirs from succession)::bigint[])
 ), fenced_finished as (
   update django_workqueue_finished
-     set fence = greatest(fence, (select succession.fence from succession where heir = item))
-   where item = any(array(select heir from succession))
+     set fence = greatest(fence, (select (fences -> item::text)::bigint from succession))
+   where item = any((select heirs from succession)::bigint[])
 ), fenced_dead as (
   update django_workqueue_deadletter
-     set fence = greatest(fence, (select succession.fence from succession where heir = item))
-   where item = any(array(select heir from succession))
+     set fence = greatest(fence, (select (fences -> item::text)::bigint from succession))
+   where item = any((select heirs from succession)::bigint[])
 ), counted as (
   insert into django_workqueue_counter (queue, completed, cancelled, dead_lettered)
   select queue, -count(*) filter (where state = 'completed'),
