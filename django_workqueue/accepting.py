@@ -92,15 +92,15 @@ class Intake:
         shown = self._reader.shown([*twins.values()], self._moves.now())
         self._answers.update(zip(twins, shown, strict=True))
         finished = [self._wanted[place] for place in new]
-        bodies.free_names(
-            ids=[row.pk for each in finished if (row := holders.by_id(each))],
-            keys=[row.pk for each in finished if (row := holders.by_key(each))],
-        )
+        bodies.set_freed(True, **holders.of(finished))
         for place in new:
             wanted = self._wanted[place]
             row = holders.by_id(wanted)
             self._wanted[place] = replace(wanted, fence=int(row.fence or 0) if row else 0)
         self._store_free(new)
+        # Whose other name somebody took just now lets go of nothing: it is looked at again.
+        unstored = [self._wanted[place] for place in new if place not in self._answers]
+        bodies.set_freed(False, **holders.of(unstored))
         answered = {
             place: self._answers[leader]
             for place, leader in followers.items()
@@ -171,6 +171,13 @@ class _Holders:
         """The holder of *name*, if it is live."""
         row = self._rows.get(name)
         return row if row and row.state and WorkState(row.state).live else None
+
+    def of(self, wanted: Sequence[Acceptance]) -> dict[str, list[int]]:
+        """The job ids of the holders of `ids` and of `keys`."""
+        return {
+            "ids": [row.pk for each in wanted if (row := self.by_id(each))],
+            "keys": [row.pk for each in wanted if (row := self.by_key(each))],
+        }
 
     def by_id(self, wanted: Acceptance) -> Any:
         """The holder of the id."""

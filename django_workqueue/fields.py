@@ -31,6 +31,13 @@ class ExactJSONField(models.JSONField):
         """Return the column's type."""
         return "json" if connection.vendor == "postgresql" else super().db_type(connection)
 
+    def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> Any:
+        """Read it; as text, what Python can't decode."""
+        try:
+            return super().from_db_value(value, expression, connection)
+        except (ValueError, RecursionError):
+            return value
+
     def get_db_prep_value(
         self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
     ) -> Any:

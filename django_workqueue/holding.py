@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django_workqueue.exceptions import LeaseLostError, WorkItemNotFoundError
+from django_workqueue.exceptions import LeaseLostError, PayloadError, WorkItemNotFoundError
 from django_workqueue.failures import FailureKind
 from django_workqueue.items import WorkState
 from django_workqueue.models import Failure
@@ -53,7 +53,12 @@ class Holder:
         row after it. A repetition of what *verb* did earlier is answered as that was.
         """
         row, held = self._look()
-        settled = held is not None and settle(row, held)
+        try:
+            settled = held is not None and settle(row, held)
+        except PayloadError:
+            if row.lease.expires_at <= self._moves.now():
+                raise self._refusal(row) from None
+            raise
         # As it stands now: the claim may have ended while the settlement waited for it.
         for after in self._reader.rows([row.pk]):
             if settled or self._is_repeat(verb, after):

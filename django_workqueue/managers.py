@@ -301,12 +301,12 @@ class BodyManager(models.Manager[Any]):
             holders += self.filter(in_the_way).values_list("pk", flat=True)
         return holders
 
-    def free_names(self, *, ids: Sequence[int], keys: Sequence[int]) -> None:
-        """Let go of the ids, and of the keys, of these locked bodies."""
+    def set_freed(self, freed: bool, *, ids: Sequence[int], keys: Sequence[int]) -> None:
+        """Let go of the ids and of the keys of these locked bodies, or take them back."""
         for batch in _batches(sorted(ids)):
-            self.filter(pk__in=batch).update(id_freed=True)
+            self.filter(pk__in=batch).update(id_freed=freed)
         for batch in _batches(sorted(keys)):
-            self.filter(pk__in=batch).update(key_freed=True)
+            self.filter(pk__in=batch).update(key_freed=freed)
 
 
 QueueItemManager = models.Manager.from_queryset(QueueItemQuerySet, "QueueItemManager")

@@ -120,7 +120,8 @@ class Operator:
                 return False
             before = [rival for rival in rivals if rival.item_id == row.item_id]
             same_key = [each for each in rivals if each.dedupe_key == row.dedupe_key]
-            self._bodies.free_names(
+            self._bodies.set_freed(
+                True,
                 ids=[rival.pk for rival in before],
                 keys=[rival.pk for rival in same_key if row.dedupe_key is not None],
             )

@@ -72,8 +72,9 @@ class Claiming(Upkeep):
             if number % TURNS_KEPT == 0:
                 self.trim_turns(request.queue, request.deployment_id, number)
                 self.fold_counters()
-            self._count(request.queue, ready=-len(picked), claimed=len(picked))
-            return self._lease(request, picked, now)
+            rows = self._lease(request, picked, now)
+            self._count(request.queue, ready=-len(picked), claimed=len(rows))
+            return rows
 
     def serves(self, queue: str, deployment_id: str) -> bool:
         if self._all(Hold).filter(queue=queue, tenant="").exists():
@@ -123,12 +124,14 @@ class Claiming(Upkeep):
     def _lease(self, request: ClaimRequest, picked: list[Ready], now: datetime) -> list[Row]:
         bodies: dict[int, dict[str, Any]] = {}
         for chunk in chunks([row.item_id for row in picked]):
-            # The payload stays text: one that can't be read must not stop the others.
-            raw = self._all(QueueItem).filter(pk__in=chunk).extra(select={"raw": "payload"})
+            # The payload stays as it is: one that can't be read must not stop the others.
+            raw = self._all(QueueItem).filter(pk__in=chunk).extra(select={"raw": _RAW_PAYLOAD})
             bodies.update({body["id"]: body for body in raw.values(*_CLAIMED_COLUMNS, "raw")})
         rows: list[Row] = []
         for ready in picked:
-            body = bodies[ready.item_id]
+            body = bodies.get(ready.item_id)
+            if body is None:  # nothing is left to do, and `workqueue doctor` was not asked
+                continue
             asked = request.lease_seconds or body["lease_seconds"]
             seconds = min(asked, body["max_lease_seconds"])
             claim = {
@@ -152,6 +155,7 @@ class Claiming(Upkeep):
         ).delete()
 
 
+_RAW_PAYLOAD: Final = "cast(payload as blob)"
 _CLAIMED_COLUMNS: Final = (
     "id",
     "item_id",

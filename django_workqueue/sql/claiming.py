@@ -45,18 +45,17 @@ select (select count(*) from moved) as promoted,
        ) as has_held_tenants
 """)
 
-_BEST_OF_A_LANE: Final = """
+_OF_A_LANE: Final = """
       select ctid as tid, tenant, rank, item, fence, attempts
         from django_workqueue_ready
        where queue = %(queue)s::text
          and deployment_id = {lane}
          and {range}
        order by queue, deployment_id, tenant, rank, item
-       limit {limit}
-         for update skip locked"""
+       limit {limit}{lock}"""
 
 # A branch of a UNION may not lock; a subquery of a branch may.
-_BEST_OF_TWO_LANES: Final = """
+_OF_TWO_LANES: Final = """
       select *
         from (select *
                 from ({unpinned}
@@ -69,50 +68,50 @@ _BEST_OF_TWO_LANES: Final = """
        order by tenant, rank, item
        limit {limit}"""
 
+_LOCK: Final = """
+         for update skip locked"""
 
-def _best(range_: str, *, pinned: bool, limit: str = "1") -> str:
+
+def _best(range_: str, *, pinned: bool, limit: str = "1", lock: str = _LOCK) -> str:
     """
     The best unlocked ready rows in a range of tenants, locked in the same step.
 
-    For a pinned worker, of its own lane and the unpinned one together.
+    For a pinned worker, of its own lane and the unpinned one together. Not to *lock*:
+    the best ones, locked by others or not.
     """
 
     def lane(name: str) -> str:
-        text = _BEST_OF_A_LANE.replace("{lane}", name)
+        text = _OF_A_LANE.replace("{lane}", name).replace("{lock}", lock)
         return text.replace("{range}", range_).replace("{limit}", limit)
 
     if not pinned:
         return lane("''")
-    both = _BEST_OF_TWO_LANES.replace("{unpinned}", lane("''")).replace("{limit}", limit)
+    both = _OF_TWO_LANES.replace("{unpinned}", lane("''")).replace("{limit}", limit)
     return both.replace("{pinned}", lane("%(deployment_id)s::text"))
 
 
-_NEXT_OF_A_LANE: Final = """
-             (select tenant
-                from django_workqueue_ready
-               where queue = %(queue)s::text
-                 and deployment_id = {lane}
-                 and {range}
-               order by queue, deployment_id, tenant
-               limit 1)"""
+# Rows of `Ready` are never updated, so what was seen is locked by its ctid: without another
+# descent, and without a lock on the row of the lane that isn't taken.
+_SEEN: Final = """
+        from (select *
+                from (select ctid as tid, tenant, rank, item, fence, attempts
+                        from django_workqueue_ready
+                       where ctid = seen.tid{unless}
+                         for update skip locked) free
+              union all
+              select *
+                from ({otherwise}
+                     ) otherwise
+              limit 1) best"""
 
-_UNLESS_HELD: Final = """not exists (
+#: Rows that others may hold at the head of a tenant's work: a claim each.
+_SEEN_MORE: Final = 50
+
+_IS_HELD: Final = """exists (
            select
              from django_workqueue_hold
             where queue in ('', %(queue)s::text)
-              and tenant = next.tenant)"""
-
-
-def _next_tenant(range_: str, *, pinned: bool) -> str:
-    """The next tenant in a range that has ready rows, locked or not."""
-    lanes = ["''", "%(deployment_id)s::text"] if pinned else ["''"]
-    texts = [_NEXT_OF_A_LANE.replace("{lane}", lane).replace("{range}", range_) for lane in lanes]
-    return f"""
-      select tenant
-        from ({"             union all".join(texts)}
-             ) lanes
-       order by tenant
-       limit 1"""
+              and tenant = {tenant})"""
 
 
 def _step(range_: str, *, pinned: bool, holds: bool) -> str:
@@ -122,15 +121,53 @@ def _step(range_: str, *, pinned: bool, holds: bool) -> str:
     While there are holds a step may come without a row, at a tenant that isn't served: the
     walk goes on from there, so a held tenant costs a step however much of its work waits.
     """
-    if not holds:
-        return _best(range_, pinned=pinned)
-    best = _best(f"tenant = next.tenant\n         and {_UNLESS_HELD}", pinned=pinned)
-    return f"""
-      select best.tid, next.tenant, best.rank, best.item, best.fence, best.attempts
-        from ({_next_tenant(range_, pinned=pinned)}
-             ) next
-        left join lateral ({best}
+    seen = _best(range_, pinned=pinned, lock="")
+    if holds:
+        unless = "\n                         and not seen.held"
+        of_tenant = f"tenant = seen.tenant{unless}"
+        free = _SEEN.replace("{unless}", unless)
+        free = free.replace("{otherwise}", _best(of_tenant, pinned=pinned))
+        return f"""
+      select best.tid, seen.tenant, best.rank, best.item, best.fence, best.attempts
+        from (select next.*, {_IS_HELD.replace("{tenant}", "next.tenant")} as held
+                from ({seen}
+                     ) next
+             ) seen
+        left join lateral (select *{free}
              ) best on true"""
+    if pinned:
+        return _taken(range_, limit="1")
+    return _best(range_, pinned=False)
+
+
+def _taken(range_: str, *, limit: str) -> str:
+    """
+    The best unlocked rows of two lanes, locked, and no other if it can be helped.
+
+    What was seen without a lock is locked row by row, in order, until there are enough.
+    Only if others hold more than `_SEEN_MORE` of it, the lanes are walked with locks: the
+    rows of the lane that isn't taken then stay locked until the transaction ends.
+    """
+    seen = _best(range_, pinned=True, limit=f"({limit} + {_SEEN_MORE})", lock="")
+    # One's own locks aren't skipped.
+    others = f"{range_}\n         and ctid <> all(array(select tid from seen))"
+    return f"""
+      with seen as materialized ({seen}
+      )
+      select *
+        from (select free.*
+                from seen
+               cross join lateral (
+                  select ctid as tid, tenant, rank, item, fence, attempts
+                    from django_workqueue_ready
+                   where ctid = seen.tid
+                     for update skip locked) free
+               limit {limit}) best
+      union all
+      select *
+        from ({_best(others, pinned=True, limit=limit)}
+             ) otherwise
+      limit {limit}"""
 
 
 _NEWEST_TURN: Final = """
@@ -182,7 +219,7 @@ turned as (
     from claimed
 ), counted as (
   insert into django_workqueue_counter (queue, ready, claimed)
-  select %(queue)s::text, -count(*), count(*)
+  select %(queue)s::text, -count(*), (select count(*) from claimed)
     from pick
   having count(*) > 0
 )
@@ -193,13 +230,17 @@ select claimed.*, newest.number + 1 as turn
 
 def claim_one(*, pinned: bool) -> str:
     """One item: the next tenant's after the one served last, else the first tenant's."""
+
+    def step(range_: str) -> str:
+        return _step(f"tenant {range_} (select tenant from newest)", pinned=pinned, holds=False)
+
     return timed(f"""
 with {_NEWEST_TURN}, pick as materialized (
   select 1 as round, 1 as pos, best.*
-    from (select * from ({_best("tenant > (select tenant from newest)", pinned=pinned)}
+    from (select * from ({step(">")}
                         ) ahead
           union all
-          select * from ({_best("tenant <= (select tenant from newest)", pinned=pinned)}
+          select * from ({step("<=")}
                         ) behind
           limit 1) best
 ), {_TAKE}
@@ -221,11 +262,8 @@ def claim_many(*, pinned: bool, holds: bool) -> str:
         "(%(limit)s::int / tenants.number - 1"
         " + (first.pos <= %(limit)s::int %% tenants.number)::int)"
     )
-    rest = _best(
-        "tenant = first.tenant and (rank, item) > (first.rank, first.item)",
-        pinned=pinned,
-        limit=quota,
-    )
+    further = "tenant = first.tenant and (rank, item) > (first.rank, first.item)"
+    rest = _taken(further, limit=quota) if pinned else _best(further, pinned=False, limit=quota)
     row, rows = ("(tid is not null)::int", "count(tid)") if holds else ("1", "count(*)")
     served = "where tid is not null" if holds else ""
     return timed(f"""
@@ -274,12 +312,12 @@ def serves(*, pinned: bool) -> str:
     """Whether a claim would find a ready row, held tenants left out."""
     return f"""
 with recursive hop as (
-  select next.tenant, {_UNLESS_HELD} as served
-    from ({_next_tenant("tenant > ''", pinned=pinned)}
+  select next.tenant, not {_IS_HELD.replace("{tenant}", "next.tenant")} as served
+    from ({_best("tenant > ''", pinned=pinned, lock="")}
          ) next
   union all
-  select next.tenant, {_UNLESS_HELD} as served
-    from hop, lateral ({_next_tenant("tenant > hop.tenant", pinned=pinned)}
+  select next.tenant, not {_IS_HELD.replace("{tenant}", "next.tenant")} as served
+    from hop, lateral ({_best("tenant > hop.tenant", pinned=pinned, lock="")}
          ) next
    where not hop.served
 )
