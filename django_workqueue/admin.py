@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.core.paginator import Paginator
-from django.db.models import OuterRef, Q, QuerySet, Subquery, TextField
-from django.db.models.functions import Cast, Left
+from django.db.models import OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Left
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
+from django_workqueue.exceptions import PayloadError
+from django_workqueue.failures import storable
 from django_workqueue.models import (
     DeadLetter,
     Failure,
@@ -32,6 +34,7 @@ from django_workqueue.models import (
     WorkerProcess,
 )
 from django_workqueue.queues import get_queue
+from django_workqueue.reading import StoredText, decode_json
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -43,6 +46,8 @@ ERROR_LENGTH = 200
 MAX_JOB_ID = 2**63 - 1
 #: Failures that the page of an item names, the oldest.
 SHOWN_FAILURES = 100
+#: Bytes of a payload, or a result, that a page shows.
+MAX_SHOWN_JSON = 1_048_576
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]
@@ -79,11 +84,15 @@ class ReadOnlyAdmin(_ModelAdmin):
     leading: Sequence[str] = ()
     #: Fields that only who may view payloads sees.
     guarded: Sequence[str] = ()
-    #: Fields that a list must not load.
+    #: What is read with a row; of all that, the fields that are loaded only where they are shown.
+    related: Sequence[str] = ()
     deferred: Sequence[str] = ()
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).using(get_queue().using).defer(*self.deferred)
+        rows: QuerySet[Any] = super().get_queryset(request).using(get_queue().using)
+        # With `related` empty, `select_related` would follow every relation.
+        rows = rows.select_related(*self.related) if self.related else rows
+        return rows.defer(*self.deferred)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -127,7 +136,7 @@ class ReadOnlyAdmin(_ModelAdmin):
 class PlaceAdmin(ReadOnlyAdmin):
     """A place of items: a row per item that stands there."""
 
-    list_select_related = ("item",)
+    related: Sequence[str] = ("item",)
     deferred: Sequence[str] = ("item__payload",)
     search_fields = ("pk",)
     search_help_text = _("Job id")
@@ -146,7 +155,8 @@ class PlaceAdmin(ReadOnlyAdmin):
 
 
 def _job_id(term: str, column: str = "pk") -> Q:
-    if term.isdecimal() and (number := int(term)) <= MAX_JOB_ID:
+    # Python refuses to read a very long number.
+    if term.isdecimal() and len(term) < 20 and (number := int(term)) <= MAX_JOB_ID:
         return Q(**{column: number})
     return Q(pk__in=())
 
@@ -209,18 +219,24 @@ class QueueItemAdmin(ReadOnlyAdmin):
                 row.number,
                 row.message,
             )
-            for row in rows.only("number", "message")[:100]
+            for row in rows.only("number", "message")[:SHOWN_FAILURES]
         )
         return format_html_join("", '<p><a href="{}">{}</a>: {}</p>', lines)
 
     @admin.display(description=_("payload"))
     def content(self, item: QueueItem) -> str:
-        # Read as text: a payload that can't be decoded must not hide its item.
-        bodies = QueueItem.objects.using(item._state.db).filter(pk=item.pk)
-        text = bodies.values_list(Cast("payload", TextField()), flat=True).get()
-        with suppress(ValueError, RecursionError):
-            text = json.dumps(json.loads(text), ensure_ascii=False, indent=2)
-        return format_html("<pre>{}</pre>", text)
+        return _json(item, "payload")
+
+
+def _json(row: Any, column: str) -> str:
+    """A JSON column, read as text: what can't be decoded must not hide its row."""
+    rows = type(row).objects.using(row._state.db).filter(pk=row.pk)
+    text = rows.values_list(StoredText(column), flat=True).get()
+    if text is None:
+        return "-"
+    with suppress(PayloadError):
+        text = json.dumps(decode_json(column, text), ensure_ascii=False, indent=2)
+    return format_html("<pre>{}</pre>", storable(text, limit=MAX_SHOWN_JSON))
 
 
 @admin.register(Lease)
@@ -274,8 +290,14 @@ class FinishedAdmin(PlaceAdmin):
     """What was completed or cancelled."""
 
     list_display = ("job", "name", "tenant", "state", "attempts", "finished_at", "worker", "queue")
-    guarded = ("result",)
+    readonly_fields = ("result_text",)
+    exclude = ("result",)
+    guarded = ("result_text",)
     deferred = ("item__payload", "result", "reason")
+
+    @admin.display(description=_("result"))
+    def result_text(self, row: Finished) -> str:
+        return _json(row, "result")
 
 
 @admin.register(Failure)
@@ -283,7 +305,7 @@ class FailureAdmin(ReadOnlyAdmin):
     """Every attempt that ended without success, latest first."""
 
     list_display = ("job", "name", "number", "kind", "error", "failed_at", "worker")
-    list_select_related = ("item",)
+    related = ("item",)
     guarded = ("traceback",)
     deferred = ("item__payload", "message", "traceback")
     search_fields = ("item",)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
-from typing import Any, Final
+from typing import Any
 
 from django_workqueue.exceptions import InvalidFieldError, PayloadError
 
@@ -129,7 +129,7 @@ class WorkItem:
         try:
             self._set("state", WorkState(self.state))
         except ValueError:
-            raise InvalidFieldError(f"unknown state {self.state!r}", field="state") from None
+            raise InvalidFieldError("names no state", field="state") from None
         require_integer("attempts", self.attempts, 0, MAX_ATTEMPTS)
         if isinstance(self.failures, str) or not isinstance(self.failures, Iterable):
             raise InvalidFieldError("must be a sequence of texts", field="failures")
@@ -315,7 +315,7 @@ def _inside(value: Any) -> list[Any]:
 
 def _plain_key(path: str, key: Any) -> str:
     if not isinstance(key, str):
-        raise PayloadError(f"key {key!r} is not text", field=path)
+        raise PayloadError(f"a key is {type(key).__name__}, not text", field=path)
     return _plain_text(path, key)
 
 
@@ -388,18 +388,19 @@ def _text_or_none(name: str, value: Any, limit: int) -> str | None:
 
 
 #: A day is left at each end of what a datetime can be: every zone can then show it.
-_YEARS: Final = (2, 9998)
+FIRST_YEAR, LAST_YEAR = 2, 9998
 
 
 def _utc_or_none(name: str, value: Any) -> datetime | None:
     if value is None:
         return None
     if not isinstance(value, datetime) or value.utcoffset() is None:
-        raise InvalidFieldError(f"must be an aware datetime, not {value!r}", field=name)
+        kind = "a naive one" if isinstance(value, datetime) else type(value).__name__
+        raise InvalidFieldError(f"must be an aware datetime, not {kind}", field=name)
     try:
         moment = value.astimezone(UTC)
     except OverflowError:
         moment = None
-    if moment is None or not _YEARS[0] <= moment.year <= _YEARS[1]:
-        raise InvalidFieldError(f"must lie in the years {_YEARS[0]} to {_YEARS[1]}", field=name)
+    if moment is None or not FIRST_YEAR <= moment.year <= LAST_YEAR:
+        raise InvalidFieldError(f"must lie in the years {FIRST_YEAR} to {LAST_YEAR}", field=name)
     return moment

@@ -17,7 +17,13 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from django_workqueue.failures import FailureKind
-from django_workqueue.fields import ExactJSONField, KeyField
+from django_workqueue.fields import (
+    ExactJSONField,
+    KeyField,
+    LimitField,
+    MomentField,
+    SecondsField,
+)
 from django_workqueue.items import (
     MAX_DEPLOYMENT_LENGTH,
     MAX_HANDLER_LENGTH,
@@ -85,21 +91,21 @@ class QueueItem(models.Model):
     item_id = KeyField(_("item id"), max_length=MAX_ID_LENGTH)
     queue = _queue()
     deployment_id = _deployment()
-    handler = models.CharField(max_length=MAX_HANDLER_LENGTH, blank=True, default="")
+    handler = KeyField(max_length=MAX_HANDLER_LENGTH, blank=True, default="")
     payload = ExactJSONField(default=dict)
     priority = models.SmallIntegerField(default=0, help_text=_("Higher is served first."))
     dedupe_key = KeyField(_("dedupe key"), max_length=MAX_KEY_LENGTH, null=True, blank=True)
-    max_attempts = models.IntegerField()
-    lease_seconds = models.FloatField()
-    max_lease_seconds = models.FloatField()
-    timeout_seconds = models.FloatField(null=True)
-    backoff_seconds = models.FloatField()
-    backoff_cap_seconds = models.FloatField()
-    retention_seconds = models.FloatField(null=True)
-    dead_letter_retention_seconds = models.FloatField(null=True)
-    enqueued_at = models.DateTimeField()
-    available_at = models.DateTimeField(help_text=_("As accepted: not before this time."))
-    created_at = models.DateTimeField(db_default=Now(), editable=False)
+    max_attempts = LimitField()
+    lease_seconds = SecondsField()
+    max_lease_seconds = SecondsField()
+    timeout_seconds = SecondsField(null=True)
+    backoff_seconds = SecondsField()
+    backoff_cap_seconds = SecondsField()
+    retention_seconds = SecondsField(null=True)
+    dead_letter_retention_seconds = SecondsField(null=True)
+    enqueued_at = MomentField()
+    available_at = MomentField(help_text=_("As accepted: not before this time."))
+    created_at = MomentField(db_default=Now(), editable=False)
     # True once another acceptance, mostly a newer one, has taken the id, or the key.
     id_freed = models.BooleanField(default=False)
     key_freed = models.BooleanField(default=False)

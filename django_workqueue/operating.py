@@ -112,6 +112,7 @@ class Operator:
         def move(row: Any, now: datetime) -> bool:
             check_move(row.item_id, row.state, "requeue", WorkState.QUEUED)
             rivals = self._reader.rows(self._rivals(row))
+            rivals.sort(key=lambda rival: rival.dedupe_key != row.dedupe_key)  # the key first
             for rival in rivals:
                 if WorkState(rival.state).live:
                     [twin] = self._reader.shown([rival], now)

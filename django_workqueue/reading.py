@@ -2,20 +2,24 @@
 Reading items: from rows of the tables, and from what the moves return, to `WorkItem`.
 
 A payload is read as text and decoded for itself: one that can't be decoded must not hide
-the rest of its item, nor the items beside it.
+the rest of its item, nor the items beside it. What may not be enqueued can't be decoded
+either, however it came into the table: no handler and no reader has to expect it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from django.db.models import TextField
 from django.db.models.functions import Cast
 
 from django_workqueue.exceptions import PayloadError, WorkItemNotFoundError
+from django_workqueue.failures import storable
 from django_workqueue.items import (
     MAX_PAYLOAD_DEPTH,
     WorkItem,
@@ -37,8 +41,8 @@ class ItemReader:
         """All items with their places, payload and result as text."""
         items = QueueItem.objects.using(self._using).with_state()
         return items.defer("payload", "finished__result").annotate(
-            payload_text=Cast("payload", TextField()),
-            result_text=Cast("finished__result", TextField()),
+            payload_text=StoredText("payload"),
+            result_text=StoredText("finished__result"),
         )
 
     def row(self, item_id: str, tenant: str, job_id: int | None = None) -> Any:
@@ -67,32 +71,119 @@ class ItemReader:
         for start in range(0, len(job_ids), BATCH):
             batch = job_ids[start : start + BATCH]
             failures = Failure.objects.using(self._using).filter(item_id__in=batch)
-            for failure in failures.only("item_id", "message").order_by("item_id", "number"):
-                texts.setdefault(failure.item_id, []).append(failure.message)
+            rows = failures.order_by("item_id", "number")
+            for job_id, message in rows.values_list("item_id", StoredText("message")):
+                texts.setdefault(job_id, []).append(storable(message))
         return {job_id: tuple(messages) for job_id, messages in texts.items()}
 
 
-def decode_payload(text: str) -> dict[str, Any]:
-    """Return the payload that a store kept as *text*. Raise `PayloadError` if it can't be."""
-    try:
-        payload = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PayloadError(f"can't be decoded: {error}", field="payload") from error
+class StoredText(Cast):
+    """
+    A column's text, as it is stored. Bytes that are no UTF-8 come as lone surrogates: SQLite
+    keeps whatever it is given, and its driver then refuses the whole statement.
+    """
+
+    def __init__(self, column: str) -> None:
+        super().__init__(column, TextField())
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        """Read bytes."""
+        template = "CAST(%(expressions)s AS BLOB)"
+        return self.as_sql(compiler, connection, template=template, **context)
+
+    def get_db_converters(self, connection: Any) -> list[Any]:
+        """Make text of them."""
+        return [_as_text]
+
+
+def _as_text(stored: Any, *context: Any) -> Any:
+    return stored.decode(errors="surrogateescape") if isinstance(stored, bytes) else stored
+
+
+def decode_payload(stored: str | bytes) -> dict[str, Any]:
+    """
+    Return the payload that a store kept as *stored*. Raise `PayloadError` if it can't be read.
+
+    The error says nothing of the payload but what is wrong with it.
+    """
+    payload = decode_json("payload", stored)
     if not isinstance(payload, dict):
         raise PayloadError("is not a JSON object", field="payload")
-    # Interpreters differ in how deep they can read; what may be stored doesn't.
-    openings = text.count("{") + text.count("[")
-    if openings > MAX_PAYLOAD_DEPTH and nested_deeper(payload, MAX_PAYLOAD_DEPTH):
-        raise PayloadError(f"nested deeper than {MAX_PAYLOAD_DEPTH}", field="payload")
     return payload
 
 
-def _readable(decode: Callable[[str], Any], text: str, otherwise: Any) -> Any:
-    """Decode *text*; what can't be decoded must not hide the item, whose failure says why."""
+def decode_json(name: str, stored: str | bytes) -> Any:
+    """
+    Return the JSON value that a store kept as *stored*. Raise `PayloadError`, which names *name*,
+    for all that `encode_payload` refuses but its size.
+    """
+    text = _as_text(stored)
     try:
-        return decode(text)
-    except (PayloadError, ValueError, RecursionError):
-        return otherwise
+        value = _DECODER.decode(text)
+        text.encode()
+    except (ValueError, RecursionError) as error:
+        # Not the error itself: that of the encoding has the text in it.
+        told = "contains what is no text" if isinstance(error, UnicodeError) else str(error)
+        raise PayloadError(f"can't be decoded: {told}", field=name) from None
+    # Interpreters differ in how deep they can read; what may be stored doesn't.
+    openings = text.count("{") + text.count("[")
+    if openings > MAX_PAYLOAD_DEPTH and nested_deeper(value, MAX_PAYLOAD_DEPTH):
+        raise PayloadError(f"nested deeper than {MAX_PAYLOAD_DEPTH}", field=name)
+    if _ODD_ESCAPE.search(text) and (problem := _problem_of_texts(value)):
+        raise PayloadError(problem, field=name)
+    return value
+
+
+#: An escaped NUL or surrogate; or a backslash with such letters behind it.
+_ODD_ESCAPE: Final = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def _problem_of_texts(value: Any) -> str:
+    """What makes a text in *value* one that can't be stored again; empty: nothing."""
+    written = json.dumps(value, ensure_ascii=False)
+    try:
+        written.encode()
+    except UnicodeEncodeError:
+        return "contains a lone surrogate"
+    return "contains NUL" if _NUL.search(written) else ""
+
+
+def _integer(digits: str) -> int:
+    # Interpreters differ in how many digits they can read.
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**63:
+        raise ValueError("an integer beyond 64 bits")
+    return number
+
+
+def _number(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError("a number beyond all floats")
+    return number
+
+
+def _constant(name: str) -> None:
+    raise ValueError("NaN and infinity are not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(
+    parse_int=_integer, parse_float=_number, parse_constant=_constant
+)
+
+
+def _payload_or_nothing(stored: str | bytes) -> dict[str, Any]:
+    """What can't be decoded must not hide the item, whose failure says why."""
+    try:
+        return decode_payload(stored)
+    except PayloadError:
+        return {}
+
+
+def _result_or_nothing(stored: str | bytes | None) -> Any:
+    try:
+        return decode_json("result", stored or "null")
+    except PayloadError:
+        return None
 
 
 def accepted_item(wanted: Acceptance, stored: Stored) -> WorkItem:
@@ -142,6 +233,12 @@ def claimed_item(row: Row, payload: dict[str, Any], failures: tuple[str, ...]) -
 
 
 def _as_item(row: Any, failures: tuple[str, ...], now: datetime) -> WorkItem:
+    if not row.state:
+        raise WorkItemNotFoundError(
+            f"item {row.item_id!r} is in no place (see workqueue doctor)",
+            item_id=row.item_id,
+            tenant=row.tenant,
+        )
     lease, waiting = getattr(row, "lease", None), getattr(row, "waiting", None)
     due_at = waiting.due_at if waiting else None
     return stored_item(
@@ -149,7 +246,7 @@ def _as_item(row: Any, failures: tuple[str, ...], now: datetime) -> WorkItem:
         tenant=row.tenant,
         queue=row.queue,
         handler=row.handler,
-        payload=_readable(decode_payload, row.payload_text, {}),
+        payload=_payload_or_nothing(row.payload_text),
         priority=row.priority,
         dedupe_key=row.dedupe_key,
         deployment_id=row.deployment_id or None,
@@ -166,5 +263,5 @@ def _as_item(row: Any, failures: tuple[str, ...], now: datetime) -> WorkItem:
         lease_expires_at=lease.expires_at if lease else None,
         job_id=row.pk,
         cancel_requested=lease.cancel_requested if lease else False,
-        result=_readable(json.loads, row.result_text or "null", None),
+        result=_result_or_nothing(row.result_text),
     )

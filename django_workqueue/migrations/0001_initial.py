@@ -50,7 +50,10 @@ class Migration(migrations.Migration):
                         blank=True, default="", max_length=100, verbose_name="deployment"
                     ),
                 ),
-                ("handler", models.CharField(blank=True, default="", max_length=200)),
+                (
+                    "handler",
+                    django_workqueue.fields.KeyField(blank=True, default="", max_length=200),
+                ),
                 ("payload", django_workqueue.fields.ExactJSONField(default=dict)),
                 (
                     "priority",
@@ -62,22 +65,24 @@ class Migration(migrations.Migration):
                         blank=True, max_length=200, null=True, verbose_name="dedupe key"
                     ),
                 ),
-                ("max_attempts", models.IntegerField()),
-                ("lease_seconds", models.FloatField()),
-                ("max_lease_seconds", models.FloatField()),
-                ("timeout_seconds", models.FloatField(null=True)),
-                ("backoff_seconds", models.FloatField()),
-                ("backoff_cap_seconds", models.FloatField()),
-                ("retention_seconds", models.FloatField(null=True)),
-                ("dead_letter_retention_seconds", models.FloatField(null=True)),
-                ("enqueued_at", models.DateTimeField()),
+                ("max_attempts", django_workqueue.fields.LimitField()),
+                ("lease_seconds", django_workqueue.fields.SecondsField()),
+                ("max_lease_seconds", django_workqueue.fields.SecondsField()),
+                ("timeout_seconds", django_workqueue.fields.SecondsField(null=True)),
+                ("backoff_seconds", django_workqueue.fields.SecondsField()),
+                ("backoff_cap_seconds", django_workqueue.fields.SecondsField()),
+                ("retention_seconds", django_workqueue.fields.SecondsField(null=True)),
+                ("dead_letter_retention_seconds", django_workqueue.fields.SecondsField(null=True)),
+                ("enqueued_at", django_workqueue.fields.MomentField()),
                 (
                     "available_at",
-                    models.DateTimeField(help_text="As accepted: not before this time."),
+                    django_workqueue.fields.MomentField(
+                        help_text="As accepted: not before this time."
+                    ),
                 ),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    django_workqueue.fields.MomentField(
                         db_default=django.db.models.functions.datetime.Now(), editable=False
                     ),
                 ),
@@ -338,7 +343,10 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                (
+                    "at",
+                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
+                ),
                 ("actor", models.CharField(blank=True, default="", max_length=200)),
                 ("verb", models.CharField(max_length=30)),
                 (

@@ -142,7 +142,11 @@ class Settling(Base):
         self._record(lease, kind, text, state, now)
         self._count(lease.queue, failures=1, reaped=int(kind is FailureKind.LAPSED))
         # Without the payload, which may be one that can't be read.
-        body = self._all(QueueItem).defer("payload").get(pk=lease.item_id)
+        body = self._all(QueueItem).defer("payload").filter(pk=lease.item_id).first()
+        if body is None:  # `workqueue doctor` tells of its failure; nothing else is left
+            self._leave(lease)
+            self._count(lease.queue, claimed=-1)
+            return WorkState.CANCELLED
         if state is WorkState.QUEUED:
             backoff = doubled_wait(attempts, body.backoff_seconds, body.backoff_cap_seconds)
             place = place_again(lease) | {"attempts": attempts, "settled_by": settled_by}
@@ -190,7 +194,8 @@ class Settling(Base):
         self, lease: Lease, state: WorkState, attempts: int, now: datetime, result: Any = None
     ) -> None:
         self._leave(lease)
-        keep = self._all(QueueItem).values_list("retention_seconds", flat=True)
+        kept = self._all(QueueItem).filter(pk=lease.item_id)
+        seconds = kept.values_list("retention_seconds", flat=True).first()
         self._put(
             Finished,
             item_id=lease.item_id,
@@ -202,7 +207,7 @@ class Settling(Base):
             worker=lease.worker,
             claimed_at=lease.claimed_at,
             finished_at=now,
-            keep_until=_after(now, keep.get(pk=lease.item_id)),
+            keep_until=_after(now, seconds),
             result=result,
         )
 

@@ -53,16 +53,18 @@ class Upkeep(Base):
         kept = row.get(pk=item)
         state = kept.state if place is Finished else WorkState.DEAD_LETTERED.value
         self._count(kept.queue, **{state: -1})
-        body = bodies.only("tenant", "item_id", "id_freed").get(pk=item)
+        body = bodies.only("tenant", "item_id", "id_freed").filter(pk=item).first()
         for rows in (
             self._all(place).filter(pk=item),
             self._all(Failure).filter(item_id=item),
             bodies.filter(pk=item),
         ):
             rows._raw_delete(self._alias)
+        if body is None or body.id_freed:
+            return
         older = bodies.filter(tenant=body.tenant, item_id=body.item_id).order_by("-pk")
         heir = older.values_list("pk", flat=True).first()
-        if heir is not None and not body.id_freed:
+        if heir is not None:
             bodies.filter(pk=heir).update(id_freed=False)
             for ended in (Finished, DeadLetter):
                 self._all(ended).filter(pk=heir, fence__lt=fence).update(fence=fence)

@@ -60,8 +60,8 @@ class DatabaseWorkQueue(WorkerVerbs, OperatorVerbs, AsyncVerbs):
             return intake.accept()
         with self._atomic():
             items = intake.accept()
-            for queue in bounds:
-                if (limit := bounds[queue]) is not None and (new := intake.new[queue]):
+            for queue, new in intake.new.items():
+                if (limit := bounds[queue]) is not None:
                     self._refuse_overflow(queue, new, limit)
             return items
 
