@@ -8,7 +8,7 @@ columns, and counted no further than the paginator's cap.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,8 @@ ERROR_LENGTH = 200
 MAX_JOB_ID = 2**63 - 1
 #: Failures that the page of an item names, the oldest.
 SHOWN_FAILURES = 100
+#: Spaces at which a search for a tenant and an item id is split, the last ones.
+MAX_SPACES = 10
 #: Bytes of a payload, or a result, that a page shows.
 MAX_SHOWN_JSON = 1_048_576
 
@@ -193,10 +195,11 @@ class QueueItemAdmin(ReadOnlyAdmin):
     def found_by(self, term: str) -> Q:
         if term.isdecimal():
             return _job_id(term)
-        tenant, _space, item_id = term.rpartition(" ")
-        names = {"tenant": tenant, "item_id": item_id} if tenant else {"tenant": term}
-        # Two partial indexes share the rows, so each half names its own.
-        return Q(**names, id_freed=False) | Q(**names, id_freed=True)
+        found = Q()
+        for names in _tenants_and_ids(term):
+            # Two partial indexes share the rows, so each half names its own.
+            found |= Q(**names, id_freed=False) | Q(**names, id_freed=True)
+        return found
 
     @admin.display(description=_("state"))
     def state(self, item: Any) -> str:
@@ -226,6 +229,15 @@ class QueueItemAdmin(ReadOnlyAdmin):
     @admin.display(description=_("payload"))
     def content(self, item: QueueItem) -> str:
         return _json(item, "payload")
+
+
+def _tenants_and_ids(term: str) -> Iterator[dict[str, str]]:
+    """What *term* may name: a tenant, or one and an item id, both of which may have spaces."""
+    yield {"tenant": term}
+    spaces = [place for place, character in enumerate(term) if character == " "]
+    for place in spaces[-MAX_SPACES:]:
+        if term[:place] and term[place + 1 :]:
+            yield {"tenant": term[:place], "item_id": term[place + 1 :]}
 
 
 def _json(row: Any, column: str) -> str:

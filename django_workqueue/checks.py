@@ -9,12 +9,19 @@ from django.apps import AppConfig
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import Error, NotSupportedError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_workqueue.conf import WorkQueueSettings, get_settings
 from django_workqueue.queues import get_queue
 
 TAG: Final = "workqueue"
+#: Of the oldest Django that is supported; a newer one may need more, and says so itself.
+OLDEST_POSTGRESQL: Final = (14,)
+#: The first with RETURNING, by which an insert of many rows tells their ids.
+OLDEST_SQLITE: Final = (3, 35)
+# By the number that OPTIONS has. READ UNCOMMITTED is READ COMMITTED to PostgreSQL.
+_STRICTER: Final = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}
 
 
 def register_checks() -> None:
@@ -70,7 +77,11 @@ def _contradictions(settings: WorkQueueSettings) -> Iterable[checks.CheckMessage
 def check_database(
     app_configs: Sequence[AppConfig] | None, databases: Iterable[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """W001: SQLite without the options that several processes need. E003: an unknown vendor."""
+    """
+    The queue's database. E003: an unknown vendor. E006: too old. E007: psycopg2. E008: another
+    isolation than READ COMMITTED. E009: no autocommit. W001: SQLite without the options
+    that several processes need. W002: a pooler that server-side cursors would break on.
+    """
     try:
         alias = get_queue().using
     except ImproperlyConfigured:
@@ -78,25 +89,99 @@ def check_database(
     if alias not in (databases or []) or alias not in connections:
         return []
     connection = connections[alias]
+    if connection.vendor == "sqlite":
+        return [*_no_autocommit(connection), *_sqlite(connection)]
     if connection.vendor == "postgresql":
-        return []
-    if connection.vendor != "sqlite":
-        return [
-            checks.Error(
-                f"The work queue can't run on {connection.display_name}",
-                hint="Use PostgreSQL; SQLite serves for a first try.",
-                id="django_workqueue.E003",
-            )
-        ]
+        return [*_no_autocommit(connection), *_postgresql(connection)]
+    return [
+        checks.Error(
+            f"The work queue can't run on {connection.display_name}",
+            hint="Use PostgreSQL; SQLite serves for a first try.",
+            id="django_workqueue.E003",
+        )
+    ]
+
+
+def _no_autocommit(connection: BaseDatabaseWrapper) -> Iterable[checks.CheckMessage]:
+    if not connection.settings_dict.get("AUTOCOMMIT", True):
+        yield checks.Error(
+            f"The database {connection.alias!r} has AUTOCOMMIT = False: workers would never commit",
+            hint="Leave AUTOCOMMIT out of DATABASES; its default is True.",
+            id="django_workqueue.E009",
+        )
+
+
+def _sqlite(connection: Any) -> Iterable[checks.CheckMessage]:
+    version = connection.Database.sqlite_version_info
+    if version < OLDEST_SQLITE:
+        yield _too_old("SQLite", version, OLDEST_SQLITE)
     options = connection.settings_dict.get("OPTIONS", {})
     wal = "journal_mode=wal" in str(options.get("init_command", "")).lower().replace(" ", "")
-    if str(options.get("transaction_mode", "")).upper() == "IMMEDIATE" and wal:
-        return []
-    return [
-        checks.Warning(
-            f"The SQLite database {alias!r} lacks options that several processes need",
+    if str(options.get("transaction_mode", "")).upper() != "IMMEDIATE" or not wal:
+        yield checks.Warning(
+            f"The SQLite database {connection.alias!r} lacks options that several processes need",
             hint='Set OPTIONS to {"transaction_mode": "IMMEDIATE", "timeout": 20, '
             '"init_command": "PRAGMA journal_mode=WAL;"}.',
             id="django_workqueue.W001",
         )
-    ]
+
+
+def _postgresql(connection: Any) -> Iterable[checks.CheckMessage]:
+    if connection.Database.__name__ == "psycopg2":
+        yield checks.Error(
+            f"The engine of the database {connection.alias!r} uses psycopg2",
+            hint="The work queue needs psycopg 3: use an ENGINE that does, such as Django's own.",
+            id="django_workqueue.E007",
+        )
+        return
+    if get_settings().pooler and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        yield checks.Warning(
+            f"WORKQUEUE: POOLER is True, but the database {connection.alias!r} has "
+            "server-side cursors: iterator() can fail behind such a pooler",
+            hint=f"Set DISABLE_SERVER_SIDE_CURSORS = True in DATABASES[{connection.alias!r}].",
+            id="django_workqueue.W002",
+        )
+    options = connection.settings_dict.get("OPTIONS", {})
+    if options.get("isolation_level", 0) in _STRICTER:
+        yield _isolated(_STRICTER[options["isolation_level"]], "its OPTIONS say so")
+    else:
+        yield from _server(connection, told="isolation_level" in options)
+
+
+def _server(connection: Any, told: bool) -> Iterable[checks.CheckMessage]:
+    """Ask the server; one that can't be reached is no mistake of the settings."""
+    try:
+        connection.ensure_connection()
+        version = connection.get_database_version()
+        with connection.cursor() as cursor:
+            cursor.execute("show default_transaction_isolation")
+            [isolation] = cursor.fetchone()
+    except NotSupportedError as error:  # Django's own refusal
+        yield _too_old("PostgreSQL", None, connection.features.minimum_database_version, error)
+        return
+    except (Error, ImproperlyConfigured):
+        return
+    if version < OLDEST_POSTGRESQL:
+        yield _too_old("PostgreSQL", version, OLDEST_POSTGRESQL)
+    if not told and isolation.upper() in _STRICTER.values():
+        yield _isolated(isolation.upper(), "the server's default_transaction_isolation says so")
+
+
+def _isolated(level: str, why: str) -> checks.CheckMessage:
+    return checks.Error(
+        f"The work queue needs READ COMMITTED, and transactions are {level}: {why}",
+        hint='Set "isolation_level": psycopg.IsolationLevel.READ_COMMITTED in OPTIONS.',
+        id="django_workqueue.E008",
+    )
+
+
+def _too_old(
+    name: str, version: Sequence[int] | None, oldest: Sequence[int], error: Exception | None = None
+) -> checks.CheckMessage:
+    needed = ".".join(map(str, oldest))
+    found = str(error) if version is None else f"this is {'.'.join(map(str, version))}"
+    return checks.Error(
+        f"The work queue needs {name} {needed} or newer: {found}",
+        hint=f"Update {name}.",
+        id="django_workqueue.E006",
+    )

@@ -476,7 +476,9 @@ def rewriting(tables: Tables) -> str:
             statements.append(
                 f"insert into {name} select * from json_populate_recordset(null::{name}, '{told}')"
             )
-    newest = max((row["id"] for row in tables["queueitem"]), default=0)
+    known = [row["id"] for row in tables["queueitem"]]
+    known += [row["item"] for row in tables["auditentry"] if row["item"]]
+    newest = max(known, default=0)
     statements.append(
         f"select setval(pg_get_serial_sequence('{_PREFIX}queueitem', 'id'), {newest + 1}, false)"
     )

@@ -1,11 +1,10 @@
-"""The WORKQUEUE setting and the system checks."""
+"""The WORKQUEUE setting and its system checks. Those of the database: test_checks."""
 
 import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.db import connections
 
 from django_workqueue.conf import get_settings
 
@@ -83,11 +82,3 @@ def test_a_database_that_is_not_configured_is_a_failed_check(settings):
     settings.WORKQUEUE = {"DATABASE": "nowhere"}
     [error] = [each for each in run_checks() if each.id == "django_workqueue.E004"]
     assert "'nowhere'" in error.msg
-
-
-@pytest.mark.django_db(databases="__all__")
-def test_sqlite_without_the_options_for_several_processes_is_warned_of(monkeypatch):
-    assert run_checks(databases=["default"]) == []
-    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {})
-    [warning] = run_checks(databases=["default"])
-    assert (warning.id, "IMMEDIATE" in warning.hint) == ("django_workqueue.W001", True)

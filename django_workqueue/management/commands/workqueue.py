@@ -2,39 +2,101 @@
 
 from __future__ import annotations
 
-from typing import Any
+from argparse import SUPPRESS
+from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import connections
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    DjangoHelpFormatter,
+)
+from django.db import Error, connections
 
-from django_workqueue.doctor import examine, missing_tables
+from django_workqueue.doctor import missing_tables
+from django_workqueue.exceptions import InvalidFieldError, QueueUnavailableError
+from django_workqueue.management.console import items, status, upkeep
+from django_workqueue.management.console.verb import UNUSABLE, Console, Verb, usage_error
 from django_workqueue.queues import get_queue
+
+VERBS: Final[dict[str, Verb]] = {
+    "status": status.STATUS,
+    "show": items.SHOW,
+    "requeue": items.REQUEUE,
+    "resume": items.RESUME,
+    "cancel": items.CANCEL,
+    "discard": items.DISCARD,
+    "hold": upkeep.HOLD,
+    "unhold": upkeep.UNHOLD,
+    "holds": upkeep.HOLDS,
+    "prune": upkeep.PRUNE,
+    "doctor": upkeep.DOCTOR,
+}
 
 
 class Command(BaseCommand):
-    """Subcommands; ``doctor`` proves that every item is in exactly one place."""
+    """Finds the verb, and says in a line what keeps it from working."""
 
-    help = "Looks after the work queue."
-    requires_migrations_checks = True
+    help = (
+        "Looks after the work queue. Exit codes: 0 done, and all is well; 1 not so, or something "
+        "was skipped; 2 the command can't work."
+    )
+    # At 3 a.m. an unrelated mistake in the project mustn't keep anyone from looking, and a
+    # database that can't be reached is told in a line.
+    requires_system_checks = []
+    requires_migrations_checks = False
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the subcommands."""
-        verbs = parser.add_subparsers(dest="verb", required=True)
-        doctor = verbs.add_parser(
-            "doctor", help="Check that every item is in exactly one place (reads whole tables)."
-        )
-        doctor.add_argument("--database", help="Alias of the database; default: the queue's own.")
+        """Declare the verbs. Each takes Django's common options too, wherever they stand."""
+        verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+        for name, verb in VERBS.items():
+            own = verbs.add_parser(
+                name,
+                help=verb.help,
+                description=f"{verb.help} {verb.description}".strip(),
+                parents=[_common_options()],
+                formatter_class=DjangoHelpFormatter,
+            )
+            own.add_argument("--database", help="Alias of the database; default: the queue's own.")
+            verb.add_arguments(own)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the subcommand. Exits with 1 if it finds something wrong."""
-        alias = get_queue(options["database"]).using
-        if alias not in connections:
-            raise CommandError(f"--database: there is no database {alias!r}")
-        if missing_tables(alias):
-            raise CommandError(f"Tables are missing in {alias!r}: run manage.py migrate.")
-        findings = examine(alias)
-        for finding in findings:
-            self.stderr.write(self.style.ERROR(finding))
-        if findings:
-            raise CommandError(f"workqueue doctor: {len(findings)} findings", returncode=1)
-        self.stdout.write(self.style.SUCCESS("workqueue doctor: every item is in one place"))
+        """Run the verb."""
+        try:
+            console = Console(
+                queue=get_queue(_alias(options["database"])),
+                stdout=self.stdout,
+                stderr=self.stderr,
+                style=self.style,
+            )
+            VERBS[options["verb"]].run(console, options)
+        except InvalidFieldError as error:
+            raise usage_error(error) from error
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=UNUSABLE) from error
+        except (Error, QueueUnavailableError) as error:
+            cause = str(error).strip().partition("\n")[0]
+            raise CommandError(
+                f"the database of the queue can't be used: {cause}", returncode=UNUSABLE
+            ) from error
+
+
+def _alias(named: str | None) -> str:
+    """Return the alias of a database that has the queue's tables."""
+    alias = get_queue(named).using
+    if alias not in connections:
+        told = "--database" if named else "WORKQUEUE['DATABASE']"
+        raise CommandError(f"{told}: there is no database {alias!r}", returncode=UNUSABLE)
+    if missing_tables(alias):
+        raise CommandError(
+            f"Tables are missing in {alias!r}: run manage.py migrate.", returncode=UNUSABLE
+        )
+    return alias
+
+
+def _common_options() -> CommandParser:
+    parser = BaseCommand().create_parser("", "", add_help=False)
+    for action in parser._actions:
+        action.default = SUPPRESS  # or it would undo what stands before the verb
+    return parser

@@ -1,0 +1,1 @@
+"""What ``manage.py workqueue`` does, by theme: each module has some of its verbs."""

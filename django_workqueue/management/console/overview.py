@@ -1,0 +1,130 @@
+"""
+What an operator looks at first: the queues' figures, the workers, and what goes unserved.
+
+Nothing here costs more for a longer backlog: figures are sums of deltas, and what has to be
+looked for among rows is looked for among so many at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db.models import F, Sum
+
+from django_workqueue.conf import get_settings
+from django_workqueue.items import QueueHold, QueueStats
+from django_workqueue.models import Counter, Waiting, WorkerProcess
+from django_workqueue.queues import DatabaseWorkQueue
+from django_workqueue.worker.upkeep import PRESENCE_LAPSE
+
+#: Items without a handler that are counted in a queue, and workers that are shown.
+MOST_UNKNOWN: Final = 1_000
+MOST_WORKERS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFigures:
+    """The figures of a queue. `held`: the whole of it; `unserved`: it has work, but no worker."""
+
+    name: str
+    stats: QueueStats
+    held: bool
+    unserved: bool
+
+    @property
+    def live(self) -> int:
+        """Items that a worker is to run, or runs."""
+        return self.stats.depth + self.stats.claimed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownHandler:
+    """
+    Items that wait because no worker knew their handler. `number` counts among the first
+    `MOST_UNKNOWN` of the queue; `is_capped`: there are more. The age is of the oldest.
+    """
+
+    queue: str
+    handler: str
+    number: int
+    is_capped: bool
+    oldest_age_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """All of it, as of the store's time."""
+
+    as_of: datetime
+    enabled: bool
+    queues: Sequence[QueueFigures]
+    workers: Sequence[WorkerProcess]
+    holds: Sequence[QueueHold]
+    unknown_handlers: Sequence[UnknownHandler]
+
+    def is_alive(self, worker: WorkerProcess) -> bool:
+        """True if the worker showed its presence lately."""
+        return worker.seen_at > self.as_of - timedelta(seconds=PRESENCE_LAPSE)
+
+
+def known_queues(queue: DatabaseWorkQueue) -> list[str]:
+    """The queues of the settings, and those that have ever had an item."""
+    counted = _all(queue, Counter).order_by().values_list("queue", flat=True).distinct()
+    return sorted({*get_settings().queues, *counted})
+
+
+def look(queue: DatabaseWorkQueue, names: Sequence[str]) -> Overview:
+    """Look at the queues *names*, all workers and all holds."""
+    now, holds = queue.moves.now(), queue.holds()
+    workers = list(_all(queue, WorkerProcess).order_by("name", "started_at")[:MOST_WORKERS])
+    lapse = now - timedelta(seconds=PRESENCE_LAPSE)
+    served = {name for row in workers if row.seen_at > lapse for name in row.queues}
+    held = {hold.queue for hold in holds if hold.tenant is None}
+    live = _live(queue)
+    return Overview(
+        as_of=now,
+        enabled=get_settings().enabled,
+        queues=[
+            QueueFigures(
+                name=name,
+                stats=queue.stats(queue=name),
+                held=name in held,
+                unserved=live.get(name, 0) > 0 and name not in served,
+            )
+            for name in names
+        ],
+        workers=workers,
+        holds=holds,
+        unknown_handlers=[each for name in names for each in _unknown_handlers(queue, name, now)],
+    )
+
+
+def _live(queue: DatabaseWorkQueue) -> dict[str, int]:
+    figures = Sum(F("ready") + F("waiting") + F("claimed"))
+    return dict(_all(queue, Counter).order_by().values_list("queue").annotate(live=figures))
+
+
+def _unknown_handlers(queue: DatabaseWorkQueue, name: str, now: datetime) -> list[UnknownHandler]:
+    waiting = _all(queue, Waiting).filter(queue=name, cause=Waiting.Cause.UNKNOWN_HANDLER)
+    rows = waiting.order_by("since").values_list("item__handler", "enqueued_at")
+    found: dict[str, list[datetime]] = {}
+    first = list(rows[: MOST_UNKNOWN + 1])
+    for handler, enqueued_at in first[:MOST_UNKNOWN]:
+        found.setdefault(handler or "", []).append(enqueued_at)
+    return [
+        UnknownHandler(
+            queue=name,
+            handler=handler,
+            number=len(times),
+            is_capped=len(first) > MOST_UNKNOWN,
+            oldest_age_seconds=max(0.0, (now - min(times)).total_seconds()),
+        )
+        for handler, times in sorted(found.items())
+    ]
+
+
+def _all(queue: DatabaseWorkQueue, model: Any) -> Any:
+    return model._base_manager.using(queue.using)
