@@ -963,10 +963,7 @@ class TestRowsWithoutABody:
         assert queue.prune() >= 1
         assert not of(Lease, queue).exists()
 
-    def test_figures_stay_right(self, queue, request):
-        if connections[queue.using].vendor == "postgresql":
-            reason = "H5 in /tmp/hostile-found.md: hostile-fixes-2.patch"
-            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    def test_figures_stay_right(self, queue):
         self.scene(queue)
         queue.claim_many(worker="w", limit=5)
         queue.advance(61)

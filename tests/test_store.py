@@ -22,7 +22,7 @@ from django_workqueue import (
     get_queue,
 )
 from django_workqueue.doctor import examine
-from django_workqueue.models import Failure, Lease, QueueItem, Ready
+from django_workqueue.models import Lease, QueueItem, Ready
 from django_workqueue.moves import FOLDED_EVERY, Completion
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.testing import DatabaseTestQueue, is_test_database, make_queue
@@ -135,41 +135,6 @@ class TestStatements:
         assert {item.fence for item in again} == {1}
         assert len(statements) <= 60
         assert examine("postgresql") == []
-
-
-class TestUndecodable:
-    HOSTILE = ("[1, 2]", '{"n": ' + "9" * 5000 + "}", "[" * 1500 + "]" * 1500, '"text"')
-
-    @pytest.mark.parametrize("text", HOSTILE)
-    def test_a_payload_that_cannot_be_read_is_buried_and_the_others_go_on(self, queue, text):
-        bad = queue.enqueue(WorkItem(tenant="acme", id="bad", priority=100))
-        queue.enqueue(WorkItem(tenant="acme", id="good"))
-        with connections[queue.using].cursor() as cursor:
-            cursor.execute(
-                "update django_workqueue_queueitem set payload = %s where id = %s",
-                [text, bad.job_id],
-            )
-        assert [item.id for item in queue.claim_many(worker="w", limit=2)] == ["good"]
-        stats = queue.stats()
-        assert (stats.claimed, stats.dead_lettered, stats.depth) == (1, 1, 0)
-        failure = Failure.objects.using(queue.using).get(item_id=bad.job_id)
-        assert (failure.kind, failure.number) == ("undecodable", 1)
-        # And every reader shows it, and what stands beside it.
-        queue.enqueue(WorkItem(tenant="acme", id="also dead"))
-        queue.fail(
-            queue.claim(worker="w").id, tenant="acme", worker="w", error="x", retryable=False
-        )
-        letters = queue.dead_letters(tenant="acme")
-        assert [item.id for item in letters] == ["bad", "also dead"]
-        assert letters[0].payload == queue.get("bad", tenant="acme").payload == {}
-        assert "payload" in letters[0].failures[0]
-        assert examine(queue.using) == []
-
-    def test_a_claim_of_one_skips_what_cannot_be_read(self, queue):
-        for name in ("bad", "good"):
-            queue.enqueue(WorkItem(tenant="acme", id=name))
-        QueueItem._base_manager.using(queue.using).filter(item_id="bad").update(payload=[1])
-        assert queue.claim(worker="w").id == "good"
 
 
 class TestTrouble:

@@ -69,7 +69,7 @@ def find(using: str) -> list[Finding]:
     """Return what is wrong in the database *using*, the first `NAMED` findings of each kind."""
     with one_picture(using):
         return [
-            *items_not_in_one_place(using),
+            *_misplaced_items(using),
             *rows_without_a_body(using),
             *rows_unlike_their_body(using),
             *live_items_without_their_names(using),
@@ -91,10 +91,21 @@ def one_picture(using: str) -> Iterator[None]:
         yield
 
 
+def _misplaced_items(using: str) -> Iterator[Finding]:
+    several = items_not_in_one_place(using, Kind.SEVERAL_PLACES)
+    lost = list(items_not_in_one_place(using, Kind.NO_PLACE))
+    # A ready row is found by its whole key: what it lacks to be found is told as a row that is
+    # unlike its item.
+    rows = Ready.objects.using(using).filter(item_id__in=[finding.job_id for finding in lost])
+    unlike = {*rows.values_list("item_id", flat=True)} if lost else ()
+    yield from several
+    yield from (finding for finding in lost if finding.job_id not in unlike)
+
+
 def items_not_in_one_place(
-    using: str, after: int = 0, limit: int = NAMED, kind: Kind | None = None
+    using: str, kind: Kind, after: int = 0, limit: int = NAMED
 ) -> Iterator[Finding]:
-    """Find items in no place, or in several; of both kinds unless *kind* names one."""
+    """Find items in no place, or in several, as *kind* says."""
     bits = {1 << number: place for number, place in enumerate(KEPT)}
     places = sum(
         (
@@ -107,16 +118,15 @@ def items_not_in_one_place(
         ),
         start=Value(0),
     )
-    items = QueueItem.objects.using(using).annotate(places=places).exclude(places__in=[*bits])
-    if kind is not None:
-        items = items.filter(places=0) if kind is Kind.NO_PLACE else items.exclude(places=0)
-    for found in items.filter(pk__gt=after).order_by("pk").values(*_NAMES, "places")[:limit]:
+    items = QueueItem.objects.using(using).filter(pk__gt=after).annotate(places=places)
+    if kind is Kind.NO_PLACE:
+        items = items.filter(places=0)
+    else:
+        items = items.exclude(places__in=[0, *bits])
+    for found in items.order_by("pk").values(*_NAMES, "places")[:limit]:
         within = [place.__name__ for bit, place in bits.items() if found["places"] & bit]
-        if within:
-            told = f"is in {len(within)} places: {', '.join(within)}"
-            yield _of_item(Kind.SEVERAL_PLACES, found, told)
-        else:
-            yield _of_item(Kind.NO_PLACE, found, "is in no place")
+        told = f"is in {len(within)} places: {', '.join(within)}"
+        yield _of_item(kind, found, told if within else "is in no place")
 
 
 def _key(place: type[Any]) -> dict[str, Any]:

@@ -111,14 +111,19 @@ class Placing(Base):
         failures = list(self._all(Failure).filter(item_id=body.pk).order_by("number"))
         known = max([self._fence_of_namesakes(body), *(each.fence for each in failures)])
         attempts = max([0, *(each.number for each in failures)])
-        over = attempts >= body.max_attempts or any(
-            each.outcome in _ENDED for each in failures[-1:]
-        )
-        if not over:
+        had_ended = any(each.outcome in _ENDED for each in failures[-1:])
+        if not had_ended and attempts < body.max_attempts:
             attempts += 1
             failures.append(self._count_as_lost(body, attempts, known))
-        if over or attempts >= body.max_attempts or self._may_have_ended(body):
-            return self._bury(body, failures[-1], known + FENCE_MARGIN, attempts)
+        if had_ended:
+            why = "its last failure had ended it"
+        elif attempts >= body.max_attempts:
+            why = "no attempt is left"
+        else:
+            why = self._why_it_may_have_ended(body)
+        if why:
+            self._bury(body, failures[-1], known + FENCE_MARGIN, attempts)
+            return f"put into the dead letter: {why}"
         self._all(Ready).create(
             queue=body.queue,
             deployment_id=body.deployment_id,
@@ -138,11 +143,12 @@ class Placing(Base):
         fences: list[int | None] = [*named.values_list("fence", flat=True)]
         return max(fence or 0 for fence in fences)
 
-    def _may_have_ended(self, body: Any) -> bool:
-        """True if others got its names, as only those of ended items, or if the counters of
-        its queue know of ends that have no record."""
-        freed = body.id_freed or (body.key_freed and body.dedupe_key is not None)
-        return freed or body.queue in self._lacking
+    def _why_it_may_have_ended(self, body: Any) -> str:
+        if body.id_freed or (body.key_freed and body.dedupe_key is not None):
+            return "its id or key was given on, as those of ended items are"
+        if body.queue in self._lacking:
+            return "it may have ended: its queue counts more ended items than it has"
+        return ""
 
     def _count_as_lost(self, body: Any, number: int, fence: int) -> Any:
         text = describe(LOST)
@@ -158,7 +164,7 @@ class Placing(Base):
             failed_at=self._now,
         )
 
-    def _bury(self, body: Any, last: Any, fence: int, attempts: int) -> str:
+    def _bury(self, body: Any, last: Any, fence: int, attempts: int) -> None:
         kept = body.dead_letter_retention_seconds
         exhausted = attempts >= body.max_attempts
         # A page of dead letters goes on from the failure that ended an item, and its time.
@@ -176,4 +182,3 @@ class Placing(Base):
             error_class=last.error_class,
             fingerprint=last.fingerprint,
         )
-        return f"put into the dead letter, with {attempts} attempts counted"

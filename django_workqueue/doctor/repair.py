@@ -72,7 +72,7 @@ class Repairer(Placing):
             (Kind.SEVERAL_PLACES, self._keep_one_place),
             (Kind.NO_PLACE, self._place),
         ):
-            yield from self._each(partial(in_places, kind=kind), 0, mend)
+            yield from self._each(partial(in_places, kind), 0, mend)
         for find_items, mend in (
             (doctor.live_items_without_their_names, self._take_names_back),
             (doctor.attempts_without_a_failure, self._agree_on_attempts),

@@ -12,7 +12,8 @@ from django_workqueue.sql.settling import MINE
 _ENDED: Final = """
 verdict as materialized (
   select gone.*, gone.attempts + 1 as number, moment.now,
-         case when gone.cancel_requested then 'cancelled'
+         case when body.id is null then 'deleted'   -- by somebody: nothing is left to be done
+              when gone.cancel_requested then 'cancelled'
               when not gone.retryable or gone.attempts + 1 >= gone.max_attempts
               then 'dead_lettered'
               else 'queued'
@@ -20,13 +21,13 @@ verdict as materialized (
          body.retention_seconds, body.dead_letter_retention_seconds,
          coalesce(gone.delay, body.backoff) as wait
     from (select {clock} as now) moment, gone
-   cross join lateral (
-      select retention_seconds, dead_letter_retention_seconds,
+    left join lateral (
+      select id, retention_seconds, dead_letter_retention_seconds,
              least(backoff_seconds * power(2::float8, least(gone.attempts, 60)),
                    backoff_cap_seconds) as backoff
         from django_workqueue_queueitem
        where id = gone.item
-       limit 1) body
+       limit 1) body on true
 ), failure as (
   insert into django_workqueue_failure (
          item, number, fence, kind, outcome, error_class, message, traceback, fingerprint,
@@ -34,6 +35,7 @@ verdict as materialized (
   select item, number, fence, kind, state, error_class, message, traceback, fingerprint,
          worker, claimed_at, now
     from verdict
+   where state <> 'deleted'
       on conflict do nothing
 ), ready as (
   insert into django_workqueue_ready (
@@ -74,17 +76,18 @@ verdict as materialized (
 ), counted as (
   insert into django_workqueue_counter (
          queue, claimed, failures, ready, waiting, dead_lettered, cancelled, reaped)
-  select queue, -count(*), count(*),
+  select queue, -count(*), count(*) filter (where state <> 'deleted'),
          count(*) filter (where state = 'queued' and wait <= 0),
          count(*) filter (where state = 'queued' and wait > 0),
          count(*) filter (where state = 'dead_lettered'),
          count(*) filter (where state = 'cancelled'),
-         count(*) filter (where kind = 'lapsed')
+         count(*) filter (where kind = 'lapsed' and state <> 'deleted')
     from verdict
    group by queue
 )
 select item, state
   from verdict
+ where state <> 'deleted'
  order by expires_at, item"""
 
 _RETURNING_LEASE: Final = """

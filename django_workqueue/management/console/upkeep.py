@@ -8,7 +8,7 @@ from typing import Any, Final
 from django.core.management.base import CommandError
 
 from django_workqueue.doctor import NAMED, find
-from django_workqueue.doctor.findings import Finding
+from django_workqueue.doctor.findings import Finding, Kind
 from django_workqueue.doctor.repair import Repair, repair
 from django_workqueue.management.console.status import hold_line, hold_object
 from django_workqueue.management.console.text import as_json, number_of, printable
@@ -139,8 +139,8 @@ def _doctor(console: Console, options: dict[str, Any]) -> None:
         }
         console.out(as_json(told))
     else:
-        for finding in findings:
-            console.out(_explained(console, finding))
+        for kind in Kind:
+            _explain(console, [finding for finding in findings if finding.kind is kind])
     if findings:
         advice = "" if options["repair"] else "; --repair repairs what can be repaired safely"
         told_all = f", at most {NAMED} of a kind" if len(findings) >= NAMED else ""
@@ -152,12 +152,13 @@ def _doctor(console: Console, options: dict[str, Any]) -> None:
         console.out(console.style.SUCCESS("workqueue doctor: every item is in one place"))
 
 
-def _explained(console: Console, finding: Finding) -> str:
-    return (
-        f"{console.style.ERROR(printable(str(finding)))}\n"
-        f"    it means: {finding.meaning}\n"
-        f"    a repair: {finding.remedy}"
-    )
+def _explain(console: Console, findings: list[Finding]) -> None:
+    """Tell the findings of a kind, and what they mean."""
+    for finding in findings:
+        console.out(console.style.ERROR(printable(str(finding))))
+    for finding in findings[:1]:
+        console.out(f"    means:  {finding.meaning}")
+        console.out(f"    repair: {finding.remedy}")
 
 
 def _repair_line(each: Repair) -> str:
