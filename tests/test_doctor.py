@@ -320,6 +320,8 @@ class TestUnlikeItsBody:
         for name in ("first", "second"):
             empty.enqueue(WorkItem(tenant="acme", id=name))
         damage(empty, "update django_workqueue_queueitem set priority = 9 where item_id = 'second'")
+        # It is not lost: its row is there, if not where it is looked for.
+        assert {finding.kind for finding in find(empty.using)} == {Kind.UNLIKE_BODY}
         mend(empty)
         assert [item.id for item in empty.claim_many(worker="w", limit=2)] == ["second", "first"]
 
