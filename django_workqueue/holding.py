@@ -92,7 +92,7 @@ class Holder:
     def _settler(self, row: Any) -> str:
         """The worker that put the item where it stands by ending its claim; else empty."""
         if row.state in (WorkState.COMPLETED, WorkState.CANCELLED):
-            return str(row.finished.worker)
+            return str(row.finished.worker) if row.finished.claimed_at else ""
         if row.state == WorkState.DEAD_LETTERED:
             return str(row.dead_letter.settled_by)
         return row.settled_by or ""

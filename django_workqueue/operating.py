@@ -114,6 +114,8 @@ class Operator:
             rivals = self._reader.rows(self._rivals(row))
             rivals.sort(key=lambda rival: rival.dedupe_key != row.dedupe_key)  # the key first
             for rival in rivals:
+                if not rival.state:
+                    raise self._misplaced(rival, wish)
                 if WorkState(rival.state).live:
                     [twin] = self._reader.shown([rival], now)
                     raise LiveTwinError(item_id=row.item_id, state=row.state, twin=twin)
@@ -153,10 +155,13 @@ class Operator:
         if not {row.pk, *self._rivals(row)}.issubset(locked):
             return None
         if not row.state:
-            raise InvalidTransitionError(
-                item_id=row.item_id, state="in no place (see workqueue doctor)", verb=wish.verb
-            )
+            raise self._misplaced(row, wish)
         return row
+
+    def _misplaced(self, row: Any, wish: Wish) -> InvalidTransitionError:
+        return InvalidTransitionError(
+            item_id=row.item_id, state="in no place (see workqueue doctor)", verb=wish.verb
+        )
 
     def _rivals(self, row: Any) -> list[int]:
         """The other bodies that hold the id or the key of *row*."""
@@ -168,7 +173,8 @@ class Operator:
     def _leave(self, row: Any) -> bool:
         """Delete the row of the item's place; False if it isn't there any more."""
         place, figure = _place(row)
-        if not place.using(self._using).delete()[0]:
+        # Of the fence that was seen: claimed and given back meanwhile, it is another's row.
+        if not place.using(self._using).filter(fence=row.fence).delete()[0]:
             return False
         self._count(row.queue, **{figure: -1})
         return True

@@ -529,3 +529,13 @@ def test_at_most_so_many_findings_of_a_kind_are_named(empty):
         call_command("workqueue", "doctor", database=empty.using)
     mend(empty)
     assert rows(empty, Failure).count() == 25
+
+
+def test_looking_leaves_the_write_lock_of_sqlite_to_others():
+    queue = make_queue("sqlite")
+    queue.enqueue(WorkItem(tenant="acme"))
+    with Elsewhere(queue.using) as other:
+        other.begin()
+        other.call(partial(queue.hold, queue="another"))
+        assert examine(queue.using) == []
+        other.commit()

@@ -11,6 +11,7 @@ from django_workqueue import LeaseLostError, QueuePolicy, WorkItem, WorkState, d
 from django_workqueue.doctor import examine
 from django_workqueue.models import Counter, Lease, Turn
 from django_workqueue.moves import ClaimRequest
+from django_workqueue.operating import Operator
 from django_workqueue.testing import DatabaseTestQueue, make_queue
 from tests.elsewhere import Elsewhere, crowd
 
@@ -344,3 +345,29 @@ def test_folding_the_counters_under_way_changes_no_figure(queue, other):
     queue.moves.fold_counters()
     assert Counter.objects.using(POSTGRES).count() == 1
     assert connections[POSTGRES].in_atomic_block is False
+
+
+class TestOperators:
+    @pytest.mark.parametrize("delay", [0.0, 60.0])
+    def test_a_cancel_does_not_take_the_row_of_a_later_claim_for_the_one_it_saw(
+        self, queue, other, monkeypatch, delay
+    ):
+        """Between its look and its delete the item is claimed, and its attempt fails."""
+        queue.enqueue(WorkItem(tenant="acme", id="x"))
+        leave, met = Operator._leave, []
+
+        def fail_elsewhere():
+            claim = queue.claim(worker="w")
+            queue.fail("x", tenant="acme", worker="w", error="e", delay_seconds=delay)
+            return claim
+
+        def leave_late(self, row):
+            if not met:
+                met.append(other.call(fail_elsewhere))
+            return leave(self, row)
+
+        monkeypatch.setattr(Operator, "_leave", leave_late)
+        cancelled = queue.cancel("x", tenant="acme")
+        assert (cancelled.state, cancelled.attempts, cancelled.fence) == ("cancelled", 1, 1)
+        assert examine(POSTGRES) == []
+        assert queue.enqueue(WorkItem(tenant="acme", id="x")).fence == 1

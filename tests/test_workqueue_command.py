@@ -553,3 +553,13 @@ def test_the_page_has_every_option_of_each_verb(verb):
     [table, *_] = re.findall(r"(?:^\|.*\n)+", section, re.M)
     told = re.findall(r"^\| `([^` ]+)", table, re.M)
     assert sorted(told) == sorted(own_options(verb) - {"--database"})
+
+
+def test_an_id_that_none_can_have_is_refused_before_any_item_is_moved():
+    queue = make_queue("sqlite")
+    queue.enqueue(WorkItem(tenant="acme", id="good"))
+    for options in ((), ("--json",)):
+        with pytest.raises(CommandError, match="ITEM_ID: contains a lone surrogate") as error:
+            call_command("workqueue", "cancel", "good", "\udcff", "--tenant", "acme", *options)
+        assert error.value.returncode == 2
+    assert queue.get("good", tenant="acme").state is WorkState.QUEUED

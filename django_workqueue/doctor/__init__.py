@@ -83,7 +83,7 @@ def find(using: str) -> list[Finding]:
 def one_picture(using: str) -> Iterator[None]:
     """Answer all questions from one picture, or work going on would look like damage."""
     connection = connections[using]
-    with transaction.atomic(using=using):
+    with _only_reading(connection), transaction.atomic(using=using):
         # Within a transaction of the caller's it is too late for that.
         if connection.vendor == "postgresql" and len(connection.savepoint_ids) == 0:
             with connection.cursor() as cursor:
@@ -100,6 +100,19 @@ def _misplaced_items(using: str) -> Iterator[Finding]:
     unlike = {*rows.values_list("item_id", flat=True)} if lost else ()
     yield from several
     yield from (finding for finding in lost if finding.job_id not in unlike)
+
+
+@contextmanager
+def _only_reading(connection: Any) -> Iterator[None]:
+    """Have a transaction on SQLite leave the write lock to others, whatever OPTIONS say."""
+    if connection.vendor != "sqlite":
+        yield
+        return
+    mode, connection.transaction_mode = connection.transaction_mode, "DEFERRED"
+    try:
+        yield
+    finally:
+        connection.transaction_mode = mode
 
 
 def items_not_in_one_place(

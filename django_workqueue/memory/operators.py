@@ -169,7 +169,8 @@ class OperatorVerbs(Store):
         for name in free:
             if heir := self._by_id.get(name):
                 fence = max(free[name], heir.item.fence or 0) or None
-                heir.item = replace(heir.item, fence=fence)
+                if fence != heir.item.fence:
+                    heir.item, heir.settled = replace(heir.item, fence=fence), None
 
 
 def _keep_until(row: Row) -> datetime:

@@ -66,5 +66,7 @@ class Upkeep(Base):
         heir = older.values_list("pk", flat=True).first()
         if heir is not None:
             bodies.filter(pk=heir).update(id_freed=False)
-            for ended in (Finished, DeadLetter):
-                self._all(ended).filter(pk=heir, fence__lt=fence).update(fence=fence)
+            # What the heir was settled under is forgotten: nothing repeats that any more.
+            lower = {"pk": heir, "fence__lt": fence}
+            self._all(Finished).filter(**lower).update(fence=fence, claimed_at=None)
+            self._all(DeadLetter).filter(**lower).update(fence=fence, settled_by="")

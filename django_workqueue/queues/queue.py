@@ -114,6 +114,8 @@ class DatabaseWorkQueue(WorkerVerbs, OperatorVerbs, AsyncVerbs):
                 if last is None:
                     raise InvalidFieldError(f"{after} never was a dead letter", field="after")
                 later = Q(dead_letter__dead_at=last.failed_at, pk__gt=after)
+                # The first alone bounds the index.
+                letters = letters.filter(dead_letter__dead_at__gte=last.failed_at)
                 letters = letters.filter(later | Q(dead_letter__dead_at__gt=last.failed_at))
             page = letters.order_by("dead_letter__dead_at", "pk")[:limit]
             return tuple(self._shown(list(page)))

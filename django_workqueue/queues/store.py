@@ -105,14 +105,16 @@ class Store:
 
         In a transaction of the caller's there is more to repeat than this call.
         """
-        for _ in range(TRIES):
+        tries = 1
+        while True:
             try:
                 with self._store(operation, queue):
                     return call()
             except QueueUnavailableError as trouble:
-                if not _is_deadlock(trouble) or connections[self.using].in_atomic_block:
+                in_transaction = connections[self.using].in_atomic_block
+                if in_transaction or tries == TRIES or not _is_deadlock(trouble):
                     raise
-        raise QueueUnavailableError(queue=queue, operation=operation)
+                tries += 1
 
 
 def _is_deadlock(trouble: QueueUnavailableError) -> bool:

@@ -80,18 +80,20 @@ class WorkerVerbs(Store):
     def claim_for(self, request: ClaimRequest) -> list[WorkItem]:
         """Claim as `claim_many` does, for a worker that tells its boot and process."""
         claimed: list[WorkItem] = []
-        with self._store("claim", request.queue), self._atomic():
+        with self._store("claim", request.queue):
+            # By itself: what is promoted is there for others too, before this claim ends.
             promotion = self.moves.promote(request.queue)
             if promotion.held:
                 return []
             request = replace(request, has_held_tenants=promotion.has_held_tenants)
-            while len(claimed) < request.limit:
-                # A tenant that ran short leaves a batch short; so does a bad payload.
-                rest = replace(request, limit=min(BATCH, request.limit - len(claimed)))
-                rows = self.moves.claim(rest)
-                claimed += self._decoded(rows)
-                if _ran_dry(rows, rest.limit):
-                    break
+            with self._atomic():
+                while len(claimed) < request.limit:
+                    # A tenant that ran short leaves a batch short; so does a bad payload.
+                    rest = replace(request, limit=min(BATCH, request.limit - len(claimed)))
+                    rows = self.moves.claim(rest)
+                    claimed += self._decoded(rows)
+                    if _ran_dry(rows, rest.limit):
+                        break
         return claimed
 
     def _decoded(self, rows: Sequence[Row]) -> list[WorkItem]:
@@ -225,8 +227,9 @@ class WorkerVerbs(Store):
 
     def adopt(self, *, worker: str) -> tuple[WorkItem, ...]:
         arguments.check_worker(worker)
+        adopted = self._repeated("adopt", lambda: self.moves.adopt(worker))
         with self._store("adopt"):
-            return tuple(self._shown(self._reader.rows([*self.moves.adopt(worker)])))
+            return tuple(self._shown(self._reader.rows([*adopted])))
 
 
 def _ran_dry(rows: Sequence[Row], limit: int) -> bool:

@@ -134,9 +134,15 @@ with late as materialized (
 
 # Without a boot to spare, everything of that name; a worker spares itself and its live twins.
 ADOPT: Final = timed(f"""
-with gone as (
-  delete from django_workqueue_lease lease
+with mine as materialized (
+  select item
+    from django_workqueue_lease
    where worker = %(worker)s::text
-     and boot <> all(%(spare)s::text[]){_RETURNING_LEASE}{_TOLD_ONCE}
+     and boot <> all(%(spare)s::text[])
+   order by item
+     for update
+), gone as (
+  delete from django_workqueue_lease lease
+   where item = any(array(select item from mine)){_RETURNING_LEASE}{_TOLD_ONCE}
 ),{_ENDED}
 """)

@@ -29,7 +29,8 @@ select queue, sum(ready), sum(waiting), sum(claimed), sum(paused), sum(dead_lett
 # As every cold move it locks the bodies first, and in the very delete it looks again at what
 # it saw: an item that was requeued meanwhile has no row here any more. The newest other
 # acceptance of an id, its heir, is locked with it; one that is about to go too goes first.
-# With the id goes the fence, which is never reset while anything of the id is known.
+# With the id goes the fence, which is never reset while anything of the id is known. What
+# the heir was settled under is forgotten: nothing is a repetition of that any more.
 _PRUNE: Final = timed("""
 with over as materialized (
   select item
@@ -94,12 +95,14 @@ with over as materialized (
    where id = any((select heirs from succession)::bigint[])
 ), fenced_finished as (
   update django_workqueue_finished
-     set fence = greatest(fence, (select (fences -> item::text)::bigint from succession))
+     set fence = (select (fences -> item::text)::bigint from succession), claimed_at = null
    where item = any((select heirs from succession)::bigint[])
+     and fence < (select (fences -> item::text)::bigint from succession)
 ), fenced_dead as (
   update django_workqueue_deadletter
-     set fence = greatest(fence, (select (fences -> item::text)::bigint from succession))
+     set fence = (select (fences -> item::text)::bigint from succession), settled_by = ''
    where item = any((select heirs from succession)::bigint[])
+     and fence < (select (fences -> item::text)::bigint from succession)
 ), counted as (
   insert into django_workqueue_counter (queue, completed, cancelled, dead_lettered)
   select queue, -count(*) filter (where state = 'completed'),

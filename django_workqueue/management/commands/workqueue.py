@@ -76,6 +76,9 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=UNUSABLE) from error
         except (Error, QueueUnavailableError) as error:
+            for connection in connections.all(initialized_only=True):
+                if not connection.in_atomic_block:  # whoever calls this again gets a new one
+                    connection.close_if_unusable_or_obsolete()
             cause = str(error).strip().partition("\n")[0]
             raise CommandError(
                 f"the database of the queue can't be used: {cause}", returncode=UNUSABLE

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from django.core.management.base import CommandError
 
+from django_workqueue.arguments import check_item
 from django_workqueue.exceptions import (
     InvalidTransitionError,
     WorkItemNotFoundError,
@@ -89,6 +90,7 @@ def _show(console: Console, options: dict[str, Any]) -> None:
 
 
 def _find(queue: DatabaseWorkQueue, item_id: str, tenant: str, job_id: int | None) -> WorkItem:
+    check_item(item_id, tenant, job_id)
     _refuse_if_misplaced(queue, item_id, tenant, job_id)
     return queue.get(item_id, tenant=tenant, job_id=job_id)
 
@@ -231,14 +233,19 @@ def _move(verb: str, console: Console, options: dict[str, Any]) -> None:
             if given.get(name) is not None:
                 option = "--" + name.replace("_", "-")
                 raise CommandError(f"{option} goes with one ITEM_ID only", returncode=UNUSABLE)
+    item_ids = [*dict.fromkeys(options["item_id"])]
+    for item_id in item_ids:  # before any is moved
+        check_item(item_id, options["tenant"], options["job_id"])
     move = partial(getattr(console.queue, verb), **given)
-    outcomes = []
-    for item_id in dict.fromkeys(options["item_id"]):
-        outcomes.append(_try(console.queue, item_id, given, move))
-        if not options["json"]:
-            console.out(str(outcomes[-1]))
-    if options["json"]:
-        console.out(as_json({"items": [outcome.as_object() for outcome in outcomes]}))
+    outcomes: list[_Outcome] = []
+    try:
+        for item_id in item_ids:
+            outcomes.append(_try(console.queue, item_id, given, move))
+            if not options["json"]:
+                console.out(str(outcomes[-1]))
+    finally:  # also what was done before the database went away
+        if options["json"]:
+            console.out(as_json({"items": [outcome.as_object() for outcome in outcomes]}))
     if skipped := sum(outcome.after is None for outcome in outcomes):
         raise CommandError(
             f"{verb}: {skipped} of {number_of(len(outcomes), 'item')} skipped", returncode=WRONG
