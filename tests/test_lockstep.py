@@ -523,7 +523,7 @@ def test_three_stores_in_lockstep(standing_clock, record_property):
                 print_blob=True,
                 database=None,
                 # Explaining a failure would trace every line of the stores: it takes minutes.
-                phases=[Phase.generate, *([] if os.environ.get("NOSHRINK") else [Phase.shrink])],
+                phases=[Phase.generate, Phase.shrink],
                 suppress_health_check=list(HealthCheck),
             ),
         )
