@@ -147,11 +147,6 @@ class Store:
             answer = getattr(self.queue, verb)(*args, **kwargs)
         except WorkQueueError as error:
             facts = {name: self._comparable(value) for name, value in vars(error).items()}
-            if verb == "enqueue_many" and type(error).__name__ == "QueueFullError":
-                return Outcome(error=type(error).__name__)  # TEMPORARY: found 4
-            if facts.get("twin"):  # TEMPORARY: found 3
-                del facts["twin"]
-                return Outcome(error=type(error).__name__, facts=facts)
             # The words may name a job id.
             words = {} if after is not None else {"words": str(error)}
             return Outcome(error=type(error).__name__, facts=facts | words)

@@ -60,11 +60,12 @@ SWITCHES = 1
 TWICE = ("requeue_old", "enqueue_id+cancel+requeue", "dead")
 
 LEASE = 86_400
-RETENTION = 3600
+BACKOFF = RETENTION = 3600
 POLICY = QueuePolicy(
     lease_seconds=LEASE,
     max_lease_seconds=12 * LEASE,
-    backoff_seconds=1,
+    backoff_seconds=BACKOFF,
+    backoff_cap_seconds=BACKOFF,
     retention_seconds=RETENTION,
     dead_letter_retention_seconds=RETENTION,
 )
@@ -119,7 +120,7 @@ OTHERS: dict[str, Call] = {
     "release_unfenced": lambda q: q.release(**BY_W),
     "fail_for_good": lambda q: q.fail(**CLAIM_1, error="broken", retryable=False),
     "fail_at_once": lambda q: q.fail(**CLAIM_1, error="broken", delay_seconds=0),
-    "release_later": lambda q: q.release(**CLAIM_1, delay_seconds=5),
+    "release_later": lambda q: q.release(**CLAIM_1, delay_seconds=BACKOFF),
     "requeue_old": lambda q: q.requeue(**ONE, job_id=1),
 }
 #: Several in a row, each for itself.
@@ -190,7 +191,7 @@ def backed_off(queue: DatabaseTestQueue) -> None:
 
 def due(queue: DatabaseTestQueue) -> None:
     backed_off(queue)
-    queue.advance(2)
+    queue.advance(BACKOFF + 1)
 
 
 def paused(queue: DatabaseTestQueue) -> None:

@@ -53,7 +53,7 @@ with over as materialized (
          and item_id = body.item_id
          and id_freed
          and id <> over.item
-       order by id desc
+       order by id + 0 desc   -- by id alone a walk back through all bodies would be a plan too
        limit 1) heir on true
 ), locked as materialized (
   select id, id_freed
