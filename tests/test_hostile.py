@@ -382,7 +382,7 @@ class TestReaders:
         requeued = StringIO()
         arguments = ["requeue", *few(queue), "--tenant", "acme", "--by", "ann"]
         call_command("workqueue", *arguments, "--reason", "again", stdout=requeued, **console)
-        assert requeued.getvalue().count("dead_lettered") == len(few(queue))
+        assert requeued.getvalue().count("now queued") == len(few(queue))
 
     def test_the_admin_shows_it_and_its_payload_as_text(self, queue, settings):
         settings.WORKQUEUE = {"DATABASE": queue.using}

@@ -1,6 +1,8 @@
 """What the demo says at its end, as lines of text."""
 
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 
 from django_workqueue.failures import FailureKind
@@ -37,6 +39,8 @@ def dead_letters(run: Run) -> Iterator[str]:
         if len(set(errors)) > 1:
             rows += [("", "", error) for error in errors[1:]]
     yield from _table(rows)
+    listing = [sys.executable, sys.argv[0], "workqueue", "list", "dead_lettered"]
+    yield f"  They wait for an operator; their ids: {shlex.join(listing)}"
 
 
 def redelivered(run: Run, kill: Kill | None) -> Iterator[str]:

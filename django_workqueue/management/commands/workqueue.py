@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import SUPPRESS
 from typing import Any, Final
 
@@ -16,17 +17,19 @@ from django.db import Error, connections
 
 from django_workqueue.doctor import missing_tables
 from django_workqueue.exceptions import InvalidFieldError, QueueUnavailableError
-from django_workqueue.management.console import items, status, upkeep
+from django_workqueue.management.console import listing, moving, showing, status, upkeep
+from django_workqueue.management.console.output import BROKEN_PIPE, StandardOutput
 from django_workqueue.management.console.verb import UNUSABLE, Console, Verb, usage_error
 from django_workqueue.queues import get_queue
 
 VERBS: Final[dict[str, Verb]] = {
     "status": status.STATUS,
-    "show": items.SHOW,
-    "requeue": items.REQUEUE,
-    "resume": items.RESUME,
-    "cancel": items.CANCEL,
-    "discard": items.DISCARD,
+    "list": listing.LIST,
+    "show": showing.SHOW,
+    "requeue": moving.REQUEUE,
+    "resume": moving.RESUME,
+    "cancel": moving.CANCEL,
+    "discard": moving.DISCARD,
     "hold": upkeep.HOLD,
     "unhold": upkeep.UNHOLD,
     "holds": upkeep.HOLDS,
@@ -57,9 +60,22 @@ class Command(BaseCommand):
                 description=f"{verb.help} {verb.description}".strip(),
                 parents=[_common_options()],
                 formatter_class=DjangoHelpFormatter,
+                conflict_handler="resolve",  # for a verb's own option of a common one's name
             )
             own.add_argument("--database", help="Alias of the database; default: the queue's own.")
             verb.add_arguments(own)
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run as a process, whose output may end early."""
+        self.stdout = output = StandardOutput()
+        try:
+            super().run_from_argv(argv)
+        except BrokenPipeError:  # of what isn't written by a verb: the help
+            output.silence()
+        finally:
+            output.flush()
+        if output.is_broken:
+            sys.exit(BROKEN_PIPE)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the verb."""
@@ -87,10 +103,11 @@ class Command(BaseCommand):
 
 def _alias(named: str | None) -> str:
     """Return the alias of a database that has the queue's tables."""
-    alias = get_queue(named).using
+    alias = get_queue().using if named is None else named
     if alias not in connections:
-        told = "--database" if named else "WORKQUEUE['DATABASE']"
-        raise CommandError(f"{told}: there is no database {alias!r}", returncode=UNUSABLE)
+        option = "WORKQUEUE['DATABASE']" if named is None else "--database"
+        told = f"there is no database {alias!r}; there are {', '.join(map(repr, connections))}"
+        raise CommandError(f"{option}: {told}", returncode=UNUSABLE)
     if missing_tables(alias):
         raise CommandError(
             f"Tables are missing in {alias!r}: run manage.py migrate.", returncode=UNUSABLE

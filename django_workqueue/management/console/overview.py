@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import F, Sum
+from django.core.management.base import CommandError
+from django.db.models import F, Max, Sum
 
 from django_workqueue.conf import get_settings
 from django_workqueue.items import QueueHold, QueueStats
+from django_workqueue.management.console.verb import UNUSABLE
 from django_workqueue.models import Counter, Waiting, WorkerProcess
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.upkeep import PRESENCE_LAPSE
@@ -55,19 +57,27 @@ class UnknownHandler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """
+    The workers that are `alive`: that showed their presence lately. Of those that did so
+    before, but neither ended as they should nor were cleared away by others: how many.
+    """
+
+    alive: Sequence[WorkerProcess]
+    gone: int
+    last_gone_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """All of it, as of the store's time."""
 
     as_of: datetime
     enabled: bool
     queues: Sequence[QueueFigures]
-    workers: Sequence[WorkerProcess]
+    workers: Workers
     holds: Sequence[QueueHold]
     unknown_handlers: Sequence[UnknownHandler]
-
-    def is_alive(self, worker: WorkerProcess) -> bool:
-        """True if the worker showed its presence lately."""
-        return worker.seen_at > self.as_of - timedelta(seconds=PRESENCE_LAPSE)
 
 
 def known_queues(queue: DatabaseWorkQueue) -> list[str]:
@@ -76,12 +86,22 @@ def known_queues(queue: DatabaseWorkQueue) -> list[str]:
     return sorted({*get_settings().queues, *counted})
 
 
+def require_known(name: str, known: Sequence[str]) -> None:
+    """Refuse a queue that isn't *known*: a slip of the pen would look like health."""
+    if name not in known:
+        raise CommandError(f"--queue: {no_queue(name, known)}", returncode=UNUSABLE)
+
+
+def no_queue(name: str, known: Sequence[str]) -> str:
+    """Say that a queue isn't *known*."""
+    return f"there is no queue {name!r}; there are {', '.join(map(repr, known))}"
+
+
 def look(queue: DatabaseWorkQueue, names: Sequence[str]) -> Overview:
     """Look at the queues *names*, all workers and all holds."""
     now, holds = queue.moves.now(), queue.holds()
-    workers = list(_all(queue, WorkerProcess).order_by("name", "started_at")[:MOST_WORKERS])
-    lapse = now - timedelta(seconds=PRESENCE_LAPSE)
-    served = {name for row in workers if row.seen_at > lapse for name in row.queues}
+    workers = _workers(queue, now)
+    served = {name for row in workers.alive for name in row.queues}
     held = {hold.queue for hold in holds if hold.tenant is None}
     live = _live(queue)
     return Overview(
@@ -99,6 +119,17 @@ def look(queue: DatabaseWorkQueue, names: Sequence[str]) -> Overview:
         workers=workers,
         holds=holds,
         unknown_handlers=[each for name in names for each in _unknown_handlers(queue, name, now)],
+    )
+
+
+def _workers(queue: DatabaseWorkQueue, now: datetime) -> Workers:
+    lapse = now - timedelta(seconds=PRESENCE_LAPSE)
+    rows = _all(queue, WorkerProcess)
+    gone = rows.filter(seen_at__lte=lapse)
+    return Workers(
+        alive=list(rows.filter(seen_at__gt=lapse).order_by("name", "started_at")[:MOST_WORKERS]),
+        gone=gone.count(),
+        last_gone_at=gone.aggregate(last=Max("seen_at"))["last"],
     )
 
 

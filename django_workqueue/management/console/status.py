@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from django.core.management.base import CommandError
@@ -16,6 +17,7 @@ from django_workqueue.management.console.overview import (
     UnknownHandler,
     known_queues,
     look,
+    require_known,
 )
 from django_workqueue.management.console.text import (
     as_json,
@@ -27,7 +29,6 @@ from django_workqueue.management.console.text import (
     table,
 )
 from django_workqueue.management.console.verb import (
-    UNUSABLE,
     WRONG,
     Console,
     Verb,
@@ -80,11 +81,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 def _run(console: Console, options: dict[str, Any]) -> None:
     known = known_queues(console.queue)
     for name in options["queue"] or ():
-        if name not in known:  # or a slip of the pen in a monitor would look like health
-            told = ", ".join(map(repr, known))
-            raise CommandError(
-                f"--queue: there is no queue {name!r}; there are {told}", returncode=UNUSABLE
-            )
+        require_known(name, known)
     overview = look(console.queue, options["queue"] or known)
     exceeded = [*_exceeded(overview, options["fail_if_age"], options["fail_if_dead"])]
     if options["json"]:
@@ -123,10 +120,12 @@ def _as_text(console: Console, overview: Overview) -> Iterator[str]:
     yield ""
     yield table(_QUEUE_HEADINGS, [_row(queue) for queue in overview.queues])
     yield ""
-    if overview.workers:
-        yield table(_WORKER_HEADINGS, [_worker_row(overview, each) for each in overview.workers])
-    alive = sum(map(overview.is_alive, overview.workers))
-    yield f"{number_of(alive, 'worker')} alive" if alive else style.ERROR("no worker is alive")
+    workers = overview.workers
+    if workers.alive:
+        yield table(_WORKER_HEADINGS, [_worker_row(overview, each) for each in workers.alive])
+        yield f"{number_of(len(workers.alive), 'worker')} alive{_gone(overview)}"
+    else:
+        yield style.ERROR(f"no worker is alive{_gone(overview)}")
     for hold in overview.holds[:_SHOWN_HOLDS]:
         yield style.WARNING(hold_line(hold))
     if (more := len(overview.holds) - _SHOWN_HOLDS) > 0:
@@ -159,11 +158,23 @@ def _worker_row(overview: Overview, row: WorkerProcess) -> tuple[Any, ...]:
         row.name,
         row.host,
         str(row.pid),
-        row.state if overview.is_alive(row) else "gone",
+        row.state,
         " ".join(row.queues),
         row.deployment_id or "–",
-        f"{duration(max(0.0, (overview.as_of - row.seen_at).total_seconds()))} ago",
+        _ago(overview, row.seen_at),
     )
+
+
+def _gone(overview: Overview) -> str:
+    workers = overview.workers
+    if workers.last_gone_at is None:
+        return ""
+    seen = f"the last was seen {_ago(overview, workers.last_gone_at)}"
+    return f", and {workers.gone:,} that {'has' if workers.gone == 1 else 'have'} gone ({seen})"
+
+
+def _ago(overview: Overview, at: datetime) -> str:
+    return f"{duration(max(0.0, (overview.as_of - at).total_seconds()))} ago"
 
 
 def _unknown_line(each: UnknownHandler) -> str:
@@ -202,7 +213,6 @@ def _as_object(using: str, overview: Overview, exceeded: list[Excess]) -> dict[s
                 "name": row.name,
                 "host": row.host,
                 "pid": row.pid,
-                "alive": overview.is_alive(row),
                 "state": row.state,
                 "queues": row.queues,
                 "deployment_id": row.deployment_id or None,
@@ -210,8 +220,9 @@ def _as_object(using: str, overview: Overview, exceeded: list[Excess]) -> dict[s
                 "started_at": iso(row.started_at),
                 "seen_at": iso(row.seen_at),
             }
-            for row in overview.workers
+            for row in overview.workers.alive
         ],
+        "workers_gone": overview.workers.gone,
         "holds": [hold_object(hold) for hold in overview.holds],
         "unknown_handlers": [
             {

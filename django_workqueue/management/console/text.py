@@ -20,6 +20,12 @@ def printable(text: str) -> str:
     )
 
 
+def first_line(text: str, length: int) -> str:
+    """Return the first line of *text* that says something, cut to *length* characters."""
+    line = text.lstrip().partition("\n")[0].rstrip()
+    return line if len(line) <= length else f"{line[:length]}…"
+
+
 def moment(at: datetime) -> str:
     """Return a time in the project's zone, with its distance from UTC."""
     return timezone.localtime(at).isoformat(sep=" ", timespec="seconds")

@@ -10,6 +10,7 @@ from django.core.management.base import CommandError
 from django_workqueue.doctor import NAMED, find
 from django_workqueue.doctor.findings import Finding, Kind
 from django_workqueue.doctor.repair import Repair, repair
+from django_workqueue.management.console.overview import known_queues, no_queue
 from django_workqueue.management.console.status import hold_line, hold_object
 from django_workqueue.management.console.text import as_json, number_of, printable
 from django_workqueue.management.console.verb import (
@@ -21,6 +22,7 @@ from django_workqueue.management.console.verb import (
     add_actor,
     add_json,
     natural,
+    reason,
 )
 
 # Holds.
@@ -34,11 +36,13 @@ def _add_held(parser: ArgumentParser) -> None:
 def _add_hold_arguments(parser: ArgumentParser) -> None:
     _add_held(parser)
     add_actor(parser, reason_required=True)
+    add_json(parser)
 
 
 def _add_unhold_arguments(parser: ArgumentParser) -> None:
     _add_held(parser)
     add_actor(parser)
+    add_json(parser)
 
 
 def _held(options: dict[str, Any]) -> dict[str, Any]:
@@ -48,16 +52,31 @@ def _held(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hold(console: Console, options: dict[str, Any]) -> None:
-    named, before = _held(options), console.queue.holds()
-    hold = console.queue.hold(**named, by=actor(options), reason=options["reason"])
-    console.out(("already: " if hold in before else "") + hold_line(hold))
+    named, by, why = _held(options), actor(options), reason(options)
+    if not why:
+        raise CommandError("--reason: must not be blank", returncode=UNUSABLE)
+    before = console.queue.holds()
+    hold = console.queue.hold(**named, by=by, reason=why)
+    # Another's that came between has another's words.
+    was_there = hold in before or (hold.by, hold.reason) != (by, why)
+    if options["json"]:
+        console.out(as_json({"hold": hold_object(hold), "already": was_there}))
+    else:
+        console.out(("already: " if was_there else "") + hold_line(hold))
+    known = known_queues(console.queue)
+    if hold.queue is not None and hold.queue not in known:
+        told = f"it is held, but {no_queue(hold.queue, known)}"
+        console.stderr.write(printable(told), console.style.WARNING)
 
 
 def _unhold(console: Console, options: dict[str, Any]) -> None:
-    hold = console.queue.unhold(**_held(options), by=actor(options), reason=options["reason"])
+    hold = console.queue.unhold(**_held(options), by=actor(options), reason=reason(options))
+    if options["json"]:
+        console.out(as_json({"lifted": hold and hold_object(hold)}))
+    elif hold is not None:
+        console.out(f"lifted: {hold_line(hold)}")
     if hold is None:
         raise CommandError("there is no hold of just that; see workqueue holds", returncode=WRONG)
-    console.out(f"lifted: {hold_line(hold)}")
 
 
 def _holds(console: Console, options: dict[str, Any]) -> None:
@@ -73,7 +92,10 @@ def _holds(console: Console, options: dict[str, Any]) -> None:
 
 HOLD: Final = Verb(
     help="Stop serving a queue, a tenant, or a tenant in a queue.",
-    description="What runs goes on. A hold that is there already stays as it is.",
+    description=(
+        "What runs goes on. A hold that is there already stays as it is. A queue that nobody has "
+        "used so far is held too, with a warning."
+    ),
     add_arguments=_add_hold_arguments,
     run=_hold,
 )
@@ -90,13 +112,21 @@ HOLDS: Final = Verb(help="Show all holds.", add_arguments=add_json, run=_holds)
 
 def _add_prune_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--limit", type=natural, metavar="NUMBER", help="Delete at most so many; default: all."
+        "--limit",
+        type=natural,
+        metavar="NUMBER",
+        help=(
+            "Delete at most so many items in all, whether completed, cancelled or dead letters; "
+            "their failures go with them, uncounted. Default: all whose retention is over."
+        ),
     )
+    add_json(parser)
 
 
 def _prune(console: Console, options: dict[str, Any]) -> None:
     gone = console.queue.prune(limit=options["limit"])
-    console.out(f"deleted {number_of(gone, 'item')}")
+    told = as_json({"deleted": gone}) if options["json"] else f"deleted {number_of(gone, 'item')}"
+    console.out(told)
 
 
 PRUNE: Final = Verb(

@@ -54,6 +54,18 @@ def usage_error(error: InvalidFieldError) -> CommandError:
     return CommandError(f"{option}{dot}{rest}{told}", returncode=UNUSABLE)
 
 
+def add_item(parser: ArgumentParser, **item_id: Any) -> None:
+    """Add what names an item."""
+    parser.add_argument("item_id", metavar="ITEM_ID", **item_id)
+    parser.add_argument("--tenant", required=True, help="The tenant whose item it is.")
+    parser.add_argument(
+        "--job-id",
+        type=natural,
+        metavar="NUMBER",
+        help="The acceptance with this job id; default: the one that holds the id, the latest.",
+    )
+
+
 def add_json(parser: ArgumentParser) -> None:
     """Add the option for machines."""
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
@@ -73,6 +85,12 @@ def actor(options: dict[str, Any]) -> str:
     """Return who acts: as told, else the system's user."""
     by: str | None = options["by"]
     return _system_user() if by is None else by
+
+
+def reason(options: dict[str, Any]) -> str:
+    """Return why, as told; a blank says nothing."""
+    told: str = options["reason"]
+    return told if told.strip() else ""
 
 
 def _system_user() -> str:
