@@ -17,6 +17,7 @@ from django_workqueue.moves import ClaimRequest
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.testing import DatabaseTestQueue, make_queue
 from tests.elsewhere import Elsewhere, crowd
+from tests.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -27,6 +28,8 @@ KINDS: list[dict[str, str]] = [
     {"tenant": "held"},
     {"queue": "default", "tenant": "held"},
 ]
+#: Of four claimers.
+LIMITS = (1, 1, 3, 7)
 kinds = pytest.mark.parametrize("kind", KINDS, ids=["queue", "tenant", "tenant in queue"])
 
 
@@ -127,39 +130,43 @@ class TestBesideClaims:
         """Four claimers go on while the hold comes and goes."""
         put(queue, *["free", "held", "other"] * 1500)
         ended = threading.Event()
+        claims: list[Claim] = []
 
-        def claim_on(limit: int) -> list[Claim]:
-            claims: list[Claim] = []
+        def claim_on(limit: int) -> None:
             while not ended.is_set():
                 began = queue.moves.now()
                 tenants = served(queue, limit)
                 claims.append((began, queue.moves.now(), tenants))
                 if not tenants:
                     ended.wait(0.002)
-            return claims
+
+        def let_them_claim(times: int) -> None:
+            # Those that are under way, one of each, don't count.
+            enough = len(claims) + len(LIMITS) + times
+            eventually(lambda: len(claims) >= enough)
 
         held: list[tuple[datetime, datetime]] = []
-        with crowd(POSTGRES, 4) as claimers:
+        with crowd(POSTGRES, len(LIMITS)) as claimers:
             runs = [
                 each.start(partial(claim_on, limit))
-                for each, limit in zip(claimers, (1, 1, 3, 7), strict=True)
+                for each, limit in zip(claimers, LIMITS, strict=True)
             ]
-            pause = threading.Event()
             for _ in range(6):
                 queue.hold(**kind)
                 since = queue.moves.now()
-                pause.wait(0.06)
+                let_them_claim(8)
                 held.append((since, queue.moves.now()))
                 queue.unhold(**kind)
-                pause.wait(0.03)
+                let_them_claim(4)
             ended.set()
-            claims = [claim for run in runs for claim in run.result(60)]
+            for run in runs:
+                run.result(60)
         meanwhile = [
             tenants
             for began, over, tenants in claims
             if any(since < began and over < until for since, until in held)
         ]
-        assert len(meanwhile) > 20
+        assert len(meanwhile) >= 6 * 8
         for tenants in meanwhile:
             assert "held" not in tenants
             assert not tenants or "tenant" in kind
