@@ -111,7 +111,7 @@ class Operator:
 
         def move(row: Any, now: datetime) -> bool:
             check_move(row.item_id, row.state, "requeue", WorkState.QUEUED)
-            rivals = self._reader.rows(self._rivals(row))
+            rivals = self._reader.rows(row.rivals)
             rivals.sort(key=lambda rival: rival.dedupe_key != row.dedupe_key)  # the key first
             for rival in rivals:
                 if not rival.state:
@@ -148,11 +148,15 @@ class Operator:
         )
 
     def _locked(self, wish: Wish) -> Any:
-        """Lock the acceptance and who has its names; None if that is not who had them before."""
+        """
+        Lock the acceptance and who has its names, its `rivals`; None if that is not who had
+        them before. One that takes a name later is met by the unique index.
+        """
         row = self._reader.row(wish.item_id, wish.tenant, wish.job_id)
         locked = self._bodies.lock([row.pk, *self._rivals(row)])
         row = self._reader.row(wish.item_id, wish.tenant, wish.job_id)
-        if not {row.pk, *self._rivals(row)}.issubset(locked):
+        row.rivals = self._rivals(row)
+        if not {row.pk, *row.rivals}.issubset(locked):
             return None
         if not row.state:
             raise self._misplaced(row, wish)
