@@ -168,9 +168,16 @@ class _Holders:
                 self._rows["key", row.tenant, row.dedupe_key] = row
 
     def live(self, name: _Name) -> Any:
-        """The holder of *name*, if it is live."""
+        """The holder of *name*, if it is live. Raise if nobody can know."""
         row = self._rows.get(name)
-        return row if row and row.state and WorkState(row.state).live else None
+        if row and not row.state:  # as a twin it would swallow the new item, else it may run twice
+            raise QueueUnavailableError(
+                f"enqueue: item {row.pk} has the id or the dedupe key, and nobody can tell whether "
+                "it lives: run workqueue doctor",
+                queue=row.queue,
+                operation="enqueue",
+            )
+        return row if row and WorkState(row.state).live else None
 
     def of(self, wanted: Sequence[Acceptance]) -> dict[str, list[int]]:
         """The job ids of the holders of `ids` and of `keys`."""

@@ -322,7 +322,8 @@ class WorkQueue(Protocol):
         burial first, then by `job_id`.
 
         *after* is the `job_id` of the last one of the page before; it may have left the dead
-        letter since. One that never was a dead letter of *tenant* is an `InvalidFieldError`.
+        letter since. One that never was a dead letter of *tenant*, or that retention has deleted
+        since, is an `InvalidFieldError`: where it stood is not known, so begin again without it.
         """
 
     def stats(self, *, queue: str = DEFAULT_QUEUE) -> QueueStats:

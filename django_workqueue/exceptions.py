@@ -40,7 +40,8 @@ class PayloadError(InvalidFieldError):
 
 class QueueUnavailableError(WorkQueueError):
     """The store did not take or answer the call. Nothing of it was stored, or its outcome
-    is unknown because the connection was lost: repeat it, with the same id or dedupe key."""
+    is unknown because the connection was lost: repeat it, with the same id or dedupe key.
+    What the store refused, because its tables are damaged or full, needs an operator first."""
 
     retryable = True
 

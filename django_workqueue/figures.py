@@ -8,17 +8,15 @@ sample reads a whole queue.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db import connections, transaction
 from django.db.models import Min, Sum
 
 from django_workqueue.items import QueueStats
 from django_workqueue.models import COUNTED, Counter, Ready, Sample, Waiting
 from django_workqueue.moves import Moves
+from django_workqueue.reading import planned
 
 #: Queued items up to which the oldest age, and overdue ones up to which these, are exact.
 EXACT_UP_TO: Final = 100_000
@@ -76,7 +74,7 @@ class Figures:
 
     def _sample(self, queue: str, at: datetime) -> Sample:
         counts = self._counts(queue)
-        with _planned(self._using, enable_seqscan="on", enable_bitmapscan="on"):
+        with planned(self._using, enable_seqscan="on", enable_bitmapscan="on"):
             age = self._age_among(queue, at, _SAMPLED)
         return Sample(
             queue=queue,
@@ -101,9 +99,9 @@ class Figures:
     def _oldest_age(self, queue: str, now: datetime, depth: int) -> float:
         """The longest wait in seconds; a lower bound for a backlog longer than is read exactly."""
         if depth <= EXACT_UP_TO:
-            with _planned(self._using, enable_seqscan="off"):
+            with planned(self._using, enable_seqscan="off"):
                 return self._age_among(queue, now, EXACT_UP_TO)
-        with _planned(self._using, enable_seqscan="off", enable_bitmapscan="off"):
+        with planned(self._using, enable_seqscan="off", enable_bitmapscan="off"):
             return self._age_among(queue, now, _LOOKED_AT)
 
     def _age_among(self, queue: str, now: datetime, limit: int) -> float:
@@ -122,28 +120,8 @@ class Figures:
     def _overdue(self, queue: str, now: datetime) -> int:
         """Waiting items whose time has come; they are promoted soon, so they are few."""
         late = self._all(Waiting).filter(queue=queue, due_at__lte=now).order_by()
-        with _planned(self._using, enable_seqscan="off", enable_bitmapscan="off"):
+        with planned(self._using, enable_seqscan="off", enable_bitmapscan="off"):
             return int(late[:EXACT_UP_TO].count())
 
     def _all(self, model: Any) -> Any:
         return model._base_manager.using(self._using)
-
-
-@contextmanager
-def _planned(using: str, **options: str) -> Iterator[None]:
-    """
-    Have the planner of PostgreSQL keep to *options*, and undo them with the savepoint.
-
-    Without statistics it would gather all rows of a queue before it stops at a limit; with
-    a worker's options it would walk an index where reading the table is a tenth of the cost.
-    """
-    connection = connections[using]
-    if connection.vendor != "postgresql":
-        yield
-        return
-    with transaction.atomic(using=using):
-        with connection.cursor() as cursor:
-            for option, value in {"jit": "off", **options}.items():
-                cursor.execute(f"set local {option} = {value}")
-        yield
-        transaction.set_rollback(True, using=using)

@@ -23,6 +23,7 @@ from django_workqueue.moves import (
     BATCH,
     FOLDED_EVERY,
     PROMOTED_PER_CLAIM,
+    RECALL_BATCH,
     TURNS_KEPT,
     Acceptance,
     Claim,
@@ -31,13 +32,14 @@ from django_workqueue.moves import (
     EndedAttempt,
     Moves,
     Promotion,
+    Recall,
     Release,
     Renewal,
     Row,
     Stored,
 )
 from django_workqueue.policy import LEASE_LAPSED, WORKER_RESTARTED
-from django_workqueue.sql import accepting, claiming, clock, ending, settling, upkeep
+from django_workqueue.sql import accepting, claiming, clock, ending, recalling, settling, upkeep
 
 T = TypeVar("T")
 
@@ -90,6 +92,24 @@ class PostgresMoves:
     def promote(self, queue: str, limit: int = PROMOTED_PER_CLAIM) -> Promotion:
         [row] = self._run(claiming.PROMOTE, queue=queue, limit=limit)
         return Promotion(**row)
+
+    def recall(
+        self,
+        queue: str,
+        lanes: Sequence[str],
+        handlers: Sequence[str],
+        after: datetime | None = None,
+        limit: int = RECALL_BATCH,
+    ) -> Recall:
+        [row] = self._run(
+            recalling.RECALL,
+            queue=queue,
+            lanes=[*lanes],
+            handlers=[*handlers],
+            after=after,
+            limit=limit,
+        )
+        return Recall(**row)
 
     def claim(self, request: ClaimRequest) -> list[Row]:
         pinned, holds = bool(request.deployment_id), request.has_held_tenants

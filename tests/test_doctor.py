@@ -66,6 +66,10 @@ DAMAGE = {
         Kind.NAMES_FREED,
         "its id or key is free",
     ),
+    "update django_workqueue_queueitem set id_freed = true where item_id = 'dead'": (
+        Kind.ID_UNHELD,
+        "is the newest of its id, but no item holds that",
+    ),
     "delete from django_workqueue_failure": (
         Kind.ATTEMPTS,
         "counts 1 attempts, but has 0 failures",

@@ -304,3 +304,22 @@ class DeadLetters(Bench):
         for job_id in (foreign.job_id, done.job_id, waiting.job_id, 10**12, 0):
             with refused(InvalidFieldError, field="after"):
                 self.queue.dead_letters(tenant="acme", after=job_id)
+
+    def test_a_cursor_that_retention_deleted_is_refused_and_not_taken_for_the_end(self) -> None:
+        """SPEC 4: where it stood is not known; what is left can be read from the beginning."""
+        self.start(retention_seconds=100, dead_letter_retention_seconds=300)
+        first, second, third, fourth = self.bury_several(4)
+        self.operate("discard", first)
+        self.operate("requeue", second)
+        self.say("complete", self.take())
+        self.wait(100)
+        assert self.queue.prune() == 2
+        for gone in (first, second):
+            with refused(InvalidFieldError, field="after"):
+                self.queue.dead_letters(tenant="acme", after=gone.job_id)
+        assert self.queue.dead_letters(tenant="acme") == (third, fourth)
+        assert self.queue.dead_letters(tenant="acme", after=third.job_id) == (fourth,)
+        self.wait(300)
+        assert self.queue.prune() == 2
+        with refused(InvalidFieldError, field="after"):
+            self.queue.dead_letters(tenant="acme", after=third.job_id)

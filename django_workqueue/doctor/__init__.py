@@ -30,9 +30,11 @@ from django.db.models import (
 from django.db.models.functions import Coalesce
 
 from django_workqueue.doctor.findings import Finding, Kind
+from django_workqueue.items import WorkState
 from django_workqueue.models import (
     Counter,
     DeadLetter,
+    Failure,
     Finished,
     Lease,
     QueueItem,
@@ -51,6 +53,8 @@ KEPT: Final[dict[type[Any], tuple[str, ...]]] = {
     Finished: ("queue", "tenant"),
 }
 RANKED: Final = (Ready, Waiting, Lease)
+#: What may be left of an item that is gone.
+LEFT: Final[tuple[type[Any], ...]] = (*KEPT, Failure)
 
 
 def missing_tables(using: str) -> list[str]:
@@ -73,6 +77,7 @@ def find(using: str) -> list[Finding]:
             *rows_without_a_body(using),
             *rows_unlike_their_body(using),
             *live_items_without_their_names(using),
+            *ids_without_a_holder(using),
             *attempts_without_a_failure(using),
             *fences_behind(using),
             *_wrong_counters(using),
@@ -151,6 +156,7 @@ def _key(place: type[Any]) -> dict[str, Any]:
 
 
 _NAMES: Final = ("pk", "queue", "tenant", "item_id")
+_LIVE: Final = [state.value for state in WorkState if state.live]
 
 
 def _of_item(kind: Kind, found: dict[str, Any], problem: str) -> Finding:
@@ -166,8 +172,8 @@ def _of_item(kind: Kind, found: dict[str, Any], problem: str) -> Finding:
 
 
 def rows_without_a_body(using: str, limit: int = NAMED) -> Iterator[Finding]:
-    """Find rows of places whose item is gone."""
-    for place in KEPT:
+    """Find rows of places, and failures, whose item is gone."""
+    for place in LEFT:
         body = QueueItem.objects.filter(pk=OuterRef("item_id"))
         yield from strays(using, place, ~Exists(body), limit=limit)
 
@@ -195,17 +201,20 @@ def strays(
     rows = place.objects.using(using).filter(condition).order_by("pk")
     if after is not None:
         rows = rows.filter(pk__gt=after)
+    kept = (F("queue"), F("tenant")) if place in KEPT else (Value(""), Value(""))
     found = rows.annotate(
         name=body.values("item_id")[:1],
-        whose=Coalesce(body.values("tenant")[:1], "tenant"),
+        within=kept[0],
+        whose=Coalesce(body.values("tenant")[:1], kept[1]),
     )
-    for row in found.values("pk", "item", "queue", "whose", "name")[:limit]:
+    for row in found.values("pk", "item", "within", "whose", "name")[:limit]:
         gone = row["name"] is None
         told = "there is no item" if gone else "is unlike the item itself"
+        within = f", queue {row['within']!r}" if row["within"] else ""
         yield Finding(
             kind=Kind.NO_BODY if gone else Kind.UNLIKE_BODY,
-            problem=f"has a row in {place.__name__}, queue {row['queue']!r}, but {told}",
-            queue=row["queue"],
+            problem=f"has a row in {place.__name__}{within}, but {told}",
+            queue=row["within"],
             tenant=row["whose"],
             item_id=row["name"] or "",
             job_id=row["item"],
@@ -218,10 +227,23 @@ def live_items_without_their_names(
     using: str, after: int = 0, limit: int = NAMED
 ) -> Iterator[Finding]:
     """Find live items whose id or key others could have."""
-    live = _with_place(using, after).filter(state__in=["queued", "claimed", "paused"])
+    live = _with_place(using, after).filter(state__in=_LIVE)
     freed = live.filter(Q(id_freed=True) | Q(key_freed=True, dedupe_key__isnull=False))
     for found in freed.values(*_NAMES)[:limit]:
         yield _of_item(Kind.NAMES_FREED, found, "is live, but its id or key is free")
+
+
+def ids_without_a_holder(using: str, after: int = 0, limit: int = NAMED) -> Iterator[Finding]:
+    """Find the newest items of ids that none of their items holds; of none that is live."""
+    same_id = QueueItem.objects.filter(tenant=OuterRef("tenant"), item_id=OuterRef("item_id"))
+    newest = (
+        _with_place(using, after)
+        .filter(~Exists(same_id.filter(id_freed=False)), id_freed=True)
+        .filter(~Exists(same_id.filter(id_freed=True, pk__gt=OuterRef("pk"))))
+        .exclude(state__in=_LIVE)
+    )
+    for found in newest.values(*_NAMES)[:limit]:
+        yield _of_item(Kind.ID_UNHELD, found, "is the newest of its id, but no item holds that")
 
 
 def attempts_without_a_failure(using: str, after: int = 0, limit: int = NAMED) -> Iterator[Finding]:

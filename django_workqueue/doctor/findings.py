@@ -16,6 +16,7 @@ class Kind(StrEnum):
     SEVERAL_PLACES = "several_places"
     NO_PLACE = "no_place"
     NAMES_FREED = "names_freed"
+    ID_UNHELD = "id_unheld"
     ATTEMPTS = "attempts"
     FENCE = "fence"
     COUNTER = "counter"
@@ -37,13 +38,19 @@ EXPLAINED: Final[Mapping[Kind, tuple[str, str]]] = {
         "ready) and deletes the others.",
     ),
     Kind.NO_PLACE: (
-        "No worker will ever find the item, and nothing tells how it ended, if it did.",
+        "No worker will ever find the item, and nothing tells how it ended, if it did. Nobody can "
+        "enqueue its id or its dedupe key meanwhile.",
         "Counts an attempt as lost and queues the item again; puts it into the dead letter if "
         "that was its last attempt, or if it may have ended already.",
     ),
     Kind.NAMES_FREED: (
         "The same id or dedupe key can be accepted a second time while the item lives.",
         "Takes id and key back from items that have ended; a second live item you must cancel.",
+    ),
+    Kind.ID_UNHELD: (
+        "Nobody finds the item by its id. The next one of that id starts with fence 0 again, so "
+        "that a late worker of this one could be taken for its holder.",
+        "Gives the id to the newest item of it, and the highest fence with it, as retention does.",
     ),
     Kind.ATTEMPTS: (
         "The number of attempts and the failures that tell of them disagree.",

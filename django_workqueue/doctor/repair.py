@@ -25,7 +25,14 @@ from django_workqueue.doctor.findings import Finding, Kind
 from django_workqueue.doctor.placing import Placing
 from django_workqueue.failures import FailureKind, describe
 from django_workqueue.items import WorkState
-from django_workqueue.models import AuditEntry, Counter, DeadLetter, Failure, QueueItem
+from django_workqueue.models import (
+    AuditEntry,
+    Counter,
+    DeadLetter,
+    Failure,
+    Finished,
+    QueueItem,
+)
 from django_workqueue.operating import TRIES
 from django_workqueue.reading import ItemReader
 
@@ -60,7 +67,7 @@ class Repairer(Placing):
 
     def run(self) -> Iterator[Repair]:
         """Repair all, and tell of each."""
-        for place in doctor.KEPT:
+        for place in doctor.LEFT:
             body = Exists(QueueItem.objects.filter(pk=OuterRef("item_id")))
             find = partial(doctor.strays, self._using, place, ~body)
             yield from self._each(find, None, self._delete_without_body)
@@ -75,6 +82,7 @@ class Repairer(Placing):
             yield from self._each(partial(in_places, kind), 0, mend)
         for find_items, mend in (
             (doctor.live_items_without_their_names, self._take_names_back),
+            (doctor.ids_without_a_holder, self._take_id_back),
             (doctor.attempts_without_a_failure, self._agree_on_attempts),
             (doctor.fences_behind, self._raise_fence),
         ):
@@ -141,6 +149,19 @@ class Repairer(Placing):
         if not self._stands(row) and row.fence < fence:
             self._all(type(row)).filter(pk=row.pk).update(fence=fence)
         return "took its id and its key back"
+
+    def _take_id_back(self, finding: Finding) -> str:
+        case = self._case(finding)
+        body, row = case.body, case.only
+        if self._bodies.holders([(body.tenant, body.item_id, None)]):
+            return ""
+        self._bodies.set_freed(False, ids=[body.pk], keys=[])
+        fence = self._fence_of_namesakes(body)
+        if row.fence < fence:
+            # What it was settled under is forgotten: nothing is a repetition of that any more.
+            settler = {"claimed_at": None} if isinstance(row, Finished) else {"settled_by": ""}
+            self._all(type(row)).filter(pk=row.pk).update(fence=fence, **settler)
+        return "took its id back"
 
     def _agree_on_attempts(self, finding: Finding) -> str:
         case = self._case(finding)

@@ -98,7 +98,9 @@ class MemoryWorkQueue(WorkerVerbs, OperatorVerbs, AsyncVerbs):
             jobs = [job_id for _, job_id in sorted(row.burial for row in own if row.burial)]
             if after is not None:
                 if after not in jobs:
-                    raise InvalidFieldError(f"{after} never was a dead letter", field="after")
+                    raise InvalidFieldError(
+                        f"{after} never was a dead letter, or it was deleted since", field="after"
+                    )
                 jobs = jobs[jobs.index(after) + 1 :]
             items = [self._rows[job_id].shown(now) for job_id in jobs]
             return tuple([item for item in items if item.state is WorkState.DEAD_LETTERED][:limit])

@@ -57,10 +57,10 @@ class Settling(Base):
         with self._writing() as now:
             for each in settlements:
                 lease = self._mine(worker, each.item, each.fence, now)
-                if lease is None:
+                if lease is None or (body := self._body(lease)) is None:
                     continue
                 result = None if each.result is None else json.loads(each.result)
-                self._finish(lease, WorkState.COMPLETED, lease.attempts, now, result)
+                self._finish(lease, body, WorkState.COMPLETED, lease.attempts, now, result)
                 self._count(lease.queue, claimed=-1, completed=1, completions=1)
                 settled[each.item] = WorkState.COMPLETED
         return settled
@@ -70,10 +70,10 @@ class Settling(Base):
         with self._writing() as now:
             for each in settlements:
                 lease = self._mine(worker, each.item, each.fence, now)
-                if lease is None:
+                if lease is None or (body := self._body(lease)) is None:
                     continue
                 if lease.cancel_requested:
-                    self._finish(lease, WorkState.CANCELLED, lease.attempts, now)
+                    self._finish(lease, body, WorkState.CANCELLED, lease.attempts, now)
                     self._count(lease.queue, claimed=-1, cancelled=1)
                     settled[each.item] = WorkState.CANCELLED
                     continue
@@ -89,37 +89,47 @@ class Settling(Base):
         return settled
 
     def fail(self, worker: str, settlements: Sequence[EndedAttempt]) -> dict[int, WorkState]:
-        settled = {}
+        settled: dict[int, WorkState] = {}
         with self._writing() as now:
             for each in settlements:
                 lease = self._mine(worker, each.item, each.fence, now)
                 if lease is not None:
-                    settled[each.item] = self._end(
+                    settled |= self._end(
                         lease, each.kind, each.text, now, each.retryable, each.delay, worker
                     )
         return settled
 
     def reap(self, limit: int) -> dict[int, WorkState]:
+        ended: dict[int, WorkState] = {}
         with self._writing() as now:
             lapsed = self._all(Lease).filter(expires_at__lte=now)
-            return {
-                lease.item_id: self._end(lease, FailureKind.LAPSED, describe(LEASE_LAPSED), now)
-                for lease in list(lapsed.order_by("expires_at", "item_id")[:limit])
-            }
+            for lease in list(lapsed.order_by("expires_at", "item_id")[:limit]):
+                ended |= self._end(lease, FailureKind.LAPSED, describe(LEASE_LAPSED), now)
+        return ended
 
     def adopt(self, worker: str, spare: Sequence[str] = ()) -> dict[int, WorkState]:
+        ended: dict[int, WorkState] = {}
         with self._writing() as now:
             held = self._all(Lease).filter(worker=worker).exclude(boot__in=spare)
             text = describe(WORKER_RESTARTED)
-            return {
-                lease.item_id: self._end(lease, FailureKind.RESTARTED, text, now, delay=0.0)
-                for lease in list(held.order_by("expires_at", "item_id"))
-            }
+            for lease in list(held.order_by("expires_at", "item_id")):
+                ended |= self._end(lease, FailureKind.RESTARTED, text, now, delay=0.0)
+        return ended
 
     def _mine(self, worker: str, item: int, fence: int, now: datetime) -> Lease | None:
         mine = self._all(Lease).filter(item_id=item, fence=fence, worker=worker, expires_at__gt=now)
         lease: Lease | None = mine.first()
         return lease
+
+    def _body(self, lease: Lease) -> QueueItem | None:
+        """The item; of one that somebody deleted only the lease is left, which goes."""
+        # Without the payload, which may be one that can't be read.
+        bodies = self._all(QueueItem).defer("payload").filter(pk=lease.item_id)
+        body: QueueItem | None = bodies.first()
+        if body is None:
+            self._leave(lease)
+            self._count(lease.queue, claimed=-1)
+        return body
 
     def _end(
         self,
@@ -130,8 +140,11 @@ class Settling(Base):
         retryable: bool = True,
         delay: float | None = None,
         settled_by: str = "",
-    ) -> WorkState:
+    ) -> dict[int, WorkState]:
         """End an attempt without success: count it, record it, and put the item on."""
+        body = self._body(lease)
+        if body is None:
+            return {}
         attempts = lease.attempts + 1
         state = after_attempt(
             attempts=attempts,
@@ -141,23 +154,17 @@ class Settling(Base):
         )
         self._record(lease, kind, text, state, now)
         self._count(lease.queue, failures=1, reaped=int(kind is FailureKind.LAPSED))
-        # Without the payload, which may be one that can't be read.
-        body = self._all(QueueItem).defer("payload").filter(pk=lease.item_id).first()
-        if body is None:  # `workqueue doctor` tells of its failure; nothing else is left
-            self._leave(lease)
-            self._count(lease.queue, claimed=-1)
-            return WorkState.CANCELLED
         if state is WorkState.QUEUED:
             backoff = doubled_wait(attempts, body.backoff_seconds, body.backoff_cap_seconds)
             place = place_again(lease) | {"attempts": attempts, "settled_by": settled_by}
             self._queue_again(lease, place, backoff if delay is None else delay, "backoff", now)
         elif state is WorkState.CANCELLED:
-            self._finish(lease, state, attempts, now)
+            self._finish(lease, body, state, attempts, now)
             self._count(lease.queue, claimed=-1, cancelled=1)
         else:
             reason = "exhausted" if retryable else "rejected"
             self._bury(lease, body, text, now, reason=reason, settled_by=settled_by)
-        return state
+        return {lease.item_id: state}
 
     def _record(
         self, lease: Lease, kind: FailureKind, text: FailureText, state: WorkState, now: datetime
@@ -191,11 +198,15 @@ class Settling(Base):
         self._count(lease.queue, claimed=-1, waiting=1)
 
     def _finish(
-        self, lease: Lease, state: WorkState, attempts: int, now: datetime, result: Any = None
+        self,
+        lease: Lease,
+        body: QueueItem,
+        state: WorkState,
+        attempts: int,
+        now: datetime,
+        result: Any = None,
     ) -> None:
         self._leave(lease)
-        kept = self._all(QueueItem).filter(pk=lease.item_id)
-        seconds = kept.values_list("retention_seconds", flat=True).first()
         self._put(
             Finished,
             item_id=lease.item_id,
@@ -207,7 +218,7 @@ class Settling(Base):
             worker=lease.worker,
             claimed_at=lease.claimed_at,
             finished_at=now,
-            keep_until=_after(now, seconds),
+            keep_until=_after(now, body.retention_seconds),
             result=result,
         )
 

@@ -35,7 +35,8 @@ from django_workqueue.reading import ItemReader
 
 T = TypeVar("T")
 
-_UNDEFINED_TABLE: Final = "42P01"
+#: Not our mistake: a table, a column or the schema is missing, or the right to use it.
+_NOT_SET_UP: Final = {"42P01", "42703", "3F000", "42501"}
 _DEADLOCK: Final = "40P01"
 
 
@@ -86,17 +87,18 @@ class Store:
         """Turn trouble of the database into `QueueUnavailableError`."""
         try:
             yield
-        except (IntegrityError, DataError):
-            raise
-        except Error as error:
-            if isinstance(error, ProgrammingError) and sqlstate(error) != _UNDEFINED_TABLE:
+        # An OverflowError is SQLite's word for a number that it can't keep.
+        except (Error, OverflowError) as error:
+            if isinstance(error, ProgrammingError) and sqlstate(error) not in _NOT_SET_UP:
                 raise
             connection = connections[self.using]
             if not connection.in_atomic_block:
                 connection.close_if_unusable_or_obsolete()
+            refused = isinstance(error, DataError | IntegrityError | OverflowError)
+            told = "the store refused it" if refused else "the store is unavailable"
             cause = str(error).strip().partition("\n")[0]
             raise QueueUnavailableError(
-                f"{operation}: the store is unavailable: {cause}", queue=queue, operation=operation
+                f"{operation}: {told}: {cause}", queue=queue, operation=operation
             ) from error
 
     def _repeated(self, operation: str, call: Callable[[], T], queue: str = "") -> T:

@@ -75,49 +75,52 @@ class WorkerVerbs(Store):
             lease_seconds=lease_seconds,
             deployment_id=deployment_id or "",
         )
-        return tuple(self.claim_for(request))
+        return tuple(self._claim(request, full=True)[0])
 
-    def claim_for(self, request: ClaimRequest) -> list[WorkItem]:
-        """Claim as `claim_many` does, for a worker that tells its boot and process."""
+    def claim_for(self, request: ClaimRequest) -> tuple[list[WorkItem], bool]:
+        """
+        Claim for a worker that tells its boot and process; say whether more may be due.
+
+        Unlike `claim_many` it stops at payloads that can't be read. However many there are: what
+        else was claimed, or is settled in the same transaction, must not wait for their end.
+        """
+        return self._claim(request, full=False)
+
+    def _claim(self, request: ClaimRequest, *, full: bool) -> tuple[list[WorkItem], bool]:
         claimed: list[WorkItem] = []
+        more = True
         with self._store("claim", request.queue):
             # By itself: what is promoted is there for others too, before this claim ends.
             promotion = self.moves.promote(request.queue)
             if promotion.held:
-                return []
+                return [], False
             request = replace(request, has_held_tenants=promotion.has_held_tenants)
             with self._atomic():
-                while len(claimed) < request.limit:
+                while more and len(claimed) < request.limit:
                     # A tenant that ran short leaves a batch short; so does a bad payload.
                     rest = replace(request, limit=min(BATCH, request.limit - len(claimed)))
                     rows = self.moves.claim(rest)
-                    claimed += self._decoded(rows)
-                    if _ran_dry(rows, rest.limit):
+                    items = self._decoded(rows)
+                    claimed += items
+                    more = not _ran_dry(rows, rest.limit)
+                    if len(items) < len(rows) and not full:
                         break
-        return claimed
+        return claimed, more
 
     def _decoded(self, rows: Sequence[Row]) -> list[WorkItem]:
         """Read claimed rows; end those whose payload can't be read, so that they go away."""
         texts = self._reader.failure_texts([row["item"] for row in rows if row["attempts"]])
-        items = []
+        items, bad = [], []
         for row in rows:
             try:
                 payload = decode_payload(row["payload"])
             except PayloadError as error:
-                self._end_undecodable(row, error)
+                bad.append(_undecodable(row, error))
             else:
                 items.append(claimed_item(row, payload, texts.get(row["item"], ())))
+        if bad:
+            self.moves.fail(rows[0]["worker"], bad)
         return items
-
-    def _end_undecodable(self, row: Row, error: PayloadError) -> None:
-        ended = EndedAttempt(
-            item=row["item"],
-            fence=row["fence"],
-            kind=FailureKind.UNDECODABLE,
-            text=describe(error),
-            retryable=False,
-        )
-        self.moves.fail(row["worker"], [ended])
 
     def heartbeat(
         self, item_id: str, *, tenant: str, worker: str, fence: int | None = None
@@ -230,6 +233,16 @@ class WorkerVerbs(Store):
         adopted = self._repeated("adopt", lambda: self.moves.adopt(worker))
         with self._store("adopt"):
             return tuple(self._shown(self._reader.rows([*adopted])))
+
+
+def _undecodable(row: Row, error: PayloadError) -> EndedAttempt:
+    return EndedAttempt(
+        item=row["item"],
+        fence=row["fence"],
+        kind=FailureKind.UNDECODABLE,
+        text=describe(error),
+        retryable=False,
+    )
 
 
 def _ran_dry(rows: Sequence[Row], limit: int) -> bool:

@@ -32,7 +32,8 @@ RENEW_ONE: Final = RENEW.replace("{patience}", "")
 RENEW_MANY: Final = RENEW.replace("{patience}", "skip locked")
 
 # Whoever deletes the lease row settles the item: this is the fence. A row that shouldn't be
-# where the item goes is left to `workqueue doctor`: it must not abort the batch.
+# where the item goes is left to `workqueue doctor`: it must not abort the batch. Of an item
+# that somebody deleted only the lease is left, which goes: nothing else is done, nor answered.
 MINE: Final = """
    where item = any(array(select item from told))
      and fence = (select fence from told where told.item = lease.item)
@@ -46,29 +47,34 @@ with told as materialized (
 ), gone as (
   delete from django_workqueue_lease lease{MINE}
   returning item, queue, tenant, fence, attempts, worker, claimed_at
+), verdict as materialized (
+  select gone.*, {{clock}} as now, body.id is null as deleted, body.retention_seconds
+    from gone
+    left join lateral (
+      select id, retention_seconds
+        from django_workqueue_queueitem
+       where id = gone.item
+       limit 1) body on true
 ), finished as (
   insert into django_workqueue_finished (
          item, queue, tenant, state, fence, attempts, worker, claimed_at,
          finished_at, keep_until, result, reason)
-  select gone.item, gone.queue, gone.tenant, 'completed', gone.fence, gone.attempts,
-         gone.worker, gone.claimed_at,
-         {{clock}}, {{clock}} + interval '1 second' * body.retention_seconds,
-         (select result from told where told.item = gone.item)::json, ''
-    from gone
-   cross join lateral (
-      select retention_seconds
-        from django_workqueue_queueitem
-       where id = gone.item
-       limit 1) body
+  select item, queue, tenant, 'completed', fence, attempts, worker, claimed_at,
+         now, now + interval '1 second' * retention_seconds,
+         (select result from told where told.item = verdict.item)::json, ''
+    from verdict
+   where not deleted
       on conflict do nothing
 ), counted as (
   insert into django_workqueue_counter (queue, claimed, completed, completions)
-  select queue, -count(*), count(*), count(*)
-    from gone
+  select queue, -count(*), count(*) filter (where not deleted),
+         count(*) filter (where not deleted)
+    from verdict
    group by queue
 )
 select item, 'completed' as state
-  from gone
+  from verdict
+ where not deleted
 """)
 
 # Given back, or put aside: of a told cause `paused` the item waits for a person.
@@ -84,13 +90,20 @@ with told as materialized (
 ), verdict as materialized (
   select gone.*, told.cause, {{clock}} as now,
          {{clock}} + interval '1 second' * told.delay as due_at,
-         case when gone.cancel_requested then 'cancelled'
+         case when body.id is null then 'deleted'
+              when gone.cancel_requested then 'cancelled'
               when told.cause = 'paused' then 'paused'
               when told.delay > 0 then 'waiting'
               else 'ready'
-         end as place
+         end as place,
+         body.retention_seconds
     from gone
     join told using (item)
+    left join lateral (
+      select id, retention_seconds
+        from django_workqueue_queueitem
+       where id = gone.item
+       limit 1) body on true
 ), ready as (
   insert into django_workqueue_ready (
          queue, deployment_id, tenant, rank, item, fence, attempts, settled_by, enqueued_at)
@@ -111,15 +124,9 @@ with told as materialized (
   insert into django_workqueue_finished (
          item, queue, tenant, state, fence, attempts, worker, claimed_at,
          finished_at, keep_until, result, reason)
-  select verdict.item, verdict.queue, verdict.tenant, 'cancelled', verdict.fence,
-         verdict.attempts, verdict.worker, verdict.claimed_at,
-         verdict.now, verdict.now + interval '1 second' * body.retention_seconds, null, ''
+  select item, queue, tenant, 'cancelled', fence, attempts, worker, claimed_at,
+         now, now + interval '1 second' * retention_seconds, null, ''
     from verdict
-   cross join lateral (
-      select retention_seconds
-        from django_workqueue_queueitem
-       where id = verdict.item
-       limit 1) body
    where place = 'cancelled'
       on conflict do nothing
 ), counted as (
@@ -132,4 +139,5 @@ with told as materialized (
 )
 select item, case when place in ('cancelled', 'paused') then place else 'queued' end as state
   from verdict
+ where place <> 'deleted'
 """)

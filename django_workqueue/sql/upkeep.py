@@ -30,7 +30,8 @@ select queue, sum(ready), sum(waiting), sum(claimed), sum(paused), sum(dead_lett
 # it saw: an item that was requeued meanwhile has no row here any more. The newest other
 # acceptance of an id, its heir, is locked with it; one that is about to go too goes first.
 # With the id goes the fence, which is never reset while anything of the id is known. What
-# the heir was settled under is forgotten: nothing is a repetition of that any more.
+# the heir was settled under is forgotten: nothing is a repetition of that any more. What is
+# left of an item that somebody deleted goes too, or it would be in the way of all that follow.
 _PRUNE: Final = timed("""
 with over as materialized (
   select item
@@ -39,13 +40,13 @@ with over as materialized (
    order by keep_until, item
    limit %(limit)s::int
 ), candidate as materialized (
-  select over.item, heir.id as heir
+  select over.item, body.id is null as deleted, heir.id as heir
     from over
-   cross join lateral (
-      select tenant, item_id
+    left join lateral (
+      select id, tenant, item_id
         from django_workqueue_queueitem
        where id = over.item
-       limit 1) body
+       limit 1) body on true
     left join lateral (
       select id
         from django_workqueue_queueitem
@@ -64,7 +65,7 @@ with over as materialized (
 ), prunable as materialized (
   select item, heir
     from candidate
-   where (item in (select id from locked)) is true   -- a hashed subplan, not a nested loop
+   where (deleted or item in (select id from locked))   -- a hashed subplan, not a nested loop
      and (heir is null
           or item in (select id from locked where id_freed)
           or heir in (select id from locked where id_freed)
