@@ -21,7 +21,7 @@ from django_workqueue.exceptions import (
     WorkItemNotFoundError,
     WorkQueueError,
 )
-from django_workqueue.handlers import Context, Pause, Reject, Retry, handler
+from django_workqueue.handlers import Context, Pause, Reject, Retry, current_context, handler
 from django_workqueue.items import QueueStats, WorkItem, WorkPriority, WorkState
 from django_workqueue.memory import MemoryWorkQueue
 from django_workqueue.policy import QueuePolicy
@@ -54,6 +54,7 @@ __all__ = [
     "WorkQueue",
     "WorkQueueError",
     "WorkState",
+    "current_context",
     "get_queue",
     "handler",
 ]

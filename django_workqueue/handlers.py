@@ -12,6 +12,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -118,6 +119,19 @@ class Context:
             self._stopped.set()
 
 
+_current: Final[ContextVar[Context | None]] = ContextVar("django_workqueue_context", default=None)
+
+
+def current_context() -> Context | None:
+    """
+    Return the context of the handler that this code runs in; None outside of handlers.
+
+    It goes where Python's context variables go: into tasks, `asyncio.to_thread`,
+    `sync_to_async` and `async_to_sync`, but not into a thread that a handler starts itself.
+    """
+    return _current.get()
+
+
 @dataclass(kw_only=True, eq=False)
 class Handler:
     """A registered function, and how items for it are enqueued. Calling it runs the function."""
@@ -134,14 +148,27 @@ class Handler:
         # Not the function's own attributes: they could overwrite the fields.
         functools.update_wrapper(self, self.function, updated=())
 
-    @property
+    @functools.cached_property
     def is_async(self) -> bool:
         """True if the function is a coroutine function."""
         call = getattr(self.function, "__call__", None)  # noqa: B004 - of an object, if it is one
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
     def __call__(self, payload: Any, context: Context) -> Any:
-        return self.function(payload, context)
+        if self.is_async:
+            return self._call_async(payload, context)
+        token = _current.set(context)
+        try:
+            return self.function(payload, context)
+        finally:
+            _current.reset(token)  # the thread goes on with another item
+
+    async def _call_async(self, payload: Any, context: Context) -> Any:
+        token = _current.set(context)
+        try:
+            return await self.function(payload, context)
+        finally:
+            _current.reset(token)
 
     def item(
         self, payload: Mapping[str, Any] | None = None, *, tenant: str, **options: Any

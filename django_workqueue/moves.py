@@ -18,6 +18,8 @@ from django_workqueue.items import WorkState
 
 #: How many due items one claim promotes at most.
 PROMOTED_PER_CLAIM: Final = 1000
+#: Waiting items without a handler that are looked at in one recall.
+RECALL_BATCH: Final = 1000
 #: Claims per statement: matching the fences is quadratic.
 BATCH: Final = 200
 #: Items that are pruned in one transaction.
@@ -135,6 +137,14 @@ class Promotion:
     has_held_tenants: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """What was `recalled`; `seen`: up to where in their order was looked, None: to the end."""
+
+    recalled: int
+    seen: datetime | None
+
+
 class Moves(Protocol):
     """
     The moves between places, each atomic, on one database.
@@ -155,6 +165,20 @@ class Moves(Protocol):
 
     def promote(self, queue: str, limit: int = PROMOTED_PER_CLAIM) -> Promotion:
         """Make up to *limit* waiting items ready whose time has come; say what is held."""
+
+    def recall(
+        self,
+        queue: str,
+        lanes: Sequence[str],
+        handlers: Sequence[str],
+        after: datetime | None = None,
+        limit: int = RECALL_BATCH,
+    ) -> Recall:
+        """
+        Make ready what waits of cause ``unknown_handler``, is for one of *handlers* and is
+        pinned to one of *lanes*. It looks at about *limit* rows, the oldest by `since`, or
+        the oldest *after* what an earlier recall had `seen`.
+        """
 
     def claim(self, request: ClaimRequest) -> list[Row]:
         """

@@ -126,7 +126,7 @@ def test_the_python_examples_of_a_page_hold(page, settings, monkeypatch):
 
 
 def test_every_block_is_of_a_kind_that_is_proved():
-    proved = {*PYTHON, "sh", "sql"}
+    proved = {*PYTHON, "sh", "sql", "ini", "yaml"}  # the last two: test_deployment.py
     sphinx = {"{toctree}", "{eval-rst}", "{raw} html"}
     kinds = {(name(page), info) for page in PAGES for info, _ in blocks(page)}
     shown = {(name(TUTORIAL), "text")}  # what a command prints

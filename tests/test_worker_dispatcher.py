@@ -12,7 +12,7 @@ from django.db import OperationalError, transaction
 from django_workqueue import WorkItem, WorkState
 from django_workqueue.doctor import examine
 from django_workqueue.exceptions import QueueUnavailableError
-from django_workqueue.models import Lease
+from django_workqueue.models import Lease, Ready
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.testing import make_queue
 from django_workqueue.worker import attempts, dispatcher
@@ -194,3 +194,23 @@ def test_a_lease_that_somebody_has_locked_holds_up_no_other(backend, running, tm
             it.completed("b")
             assert it.state("a") is WorkState.CLAIMED
         it.completed("a")
+
+
+@BOTH
+def test_a_claim_that_the_store_refuses_keeps_no_end_from_being_stored(backend, running, tmp_path):
+    waits = [(id, "wait_without_trace", {"until": str(tmp_path / id)}) for id in ("a", "b")]
+    with running(backend, *waits) as it:
+        it.wake()
+        eventually(lambda: Lease.objects.using(it.alias).count() == 2)
+        # Somebody queues what is claimed: no claim of the queue succeeds.
+        held, ready = Lease.objects.using(it.alias), Ready.objects.using(it.alias)
+        row = held.get(pk=it.queue.get("b", tenant="t").job_id)
+        ready.create(
+            item_id=row.pk, queue=row.queue, tenant="t", rank=0, enqueued_at=row.enqueued_at
+        )
+        (tmp_path / "a").touch()
+        it.completed("a")
+        assert it.state("b") is WorkState.CLAIMED
+        ready.filter(item_id=row.pk).delete()
+        (tmp_path / "b").touch()
+        it.completed("b")

@@ -24,8 +24,8 @@ from django_workqueue.worker import children
 from django_workqueue.worker.attempts import CANCELLED, SHUTDOWN, TIMEOUT, Held
 from django_workqueue.worker.channel import Channel, ChannelClosedError
 from django_workqueue.worker.children import Child
-from django_workqueue.worker.duty import Backoff
 from django_workqueue.worker.slots import Slots
+from django_workqueue.worker.trouble import Backoff
 from django_workqueue.worker.wakeup import Wakeup
 from tests.workers import PATIENCE, eventually
 
@@ -392,6 +392,7 @@ def test_a_process_is_responsive_while_it_is_heard_or_computes_and_is_not_stoppe
 ):
     monkeypatch.setattr(children, "SILENCE", 0.3)
     silent = child("import sys; sys.stdin.read()")
+    silent.leases[1] = children.HeldLease(1, 1, 60.0, None, look_at=0.0)
     silent.heard()
     assert silent.responsive()
     eventually(lambda: not silent.responsive())

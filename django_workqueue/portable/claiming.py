@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,9 +16,11 @@ from django_workqueue.models import (
 )
 from django_workqueue.moves import (
     PROMOTED_PER_CLAIM,
+    RECALL_BATCH,
     TURNS_KEPT,
     ClaimRequest,
     Promotion,
+    Recall,
     Row,
 )
 from django_workqueue.portable.base import chunks, place_again
@@ -34,17 +37,41 @@ class Claiming(Upkeep):
                 .filter(queue=queue, due_at__lte=now)
                 .order_by("due_at", "item_id")[:limit]
             )
-            for chunk in chunks([row.item_id for row in due]):
-                self._all(Waiting).filter(item_id__in=chunk).delete()
-            self._all(Ready).bulk_create(_ready(row) for row in due)
-            if due:
-                self._count(queue, ready=len(due), waiting=-len(due))
+            self._make_ready(queue, due)
             holds = self._all(Hold)
             return Promotion(
                 promoted=len(due),
                 held=holds.filter(queue=queue, tenant="").exists(),
                 has_held_tenants=holds.filter(queue__in=["", queue]).exclude(tenant="").exists(),
             )
+
+    def recall(
+        self,
+        queue: str,
+        lanes: Sequence[str],
+        handlers: Sequence[str],
+        after: datetime | None = None,
+        limit: int = RECALL_BATCH,
+    ) -> Recall:
+        with self._writing():
+            waiting = self._all(Waiting).filter(queue=queue, cause=Waiting.Cause.UNKNOWN_HANDLER)
+            if after is not None:
+                waiting = waiting.filter(since__gt=after)
+            times = waiting.order_by("since").values_list("since", flat=True)
+            seen = next(iter(times[limit - 1 : limit]), None)
+            if seen is not None:  # and all rows of that time
+                waiting = waiting.filter(since__lte=seen)
+            known = waiting.filter(deployment_id__in=lanes, item__handler__in=handlers)
+            recalled = list(known)
+            self._make_ready(queue, recalled)
+            return Recall(recalled=len(recalled), seen=seen)
+
+    def _make_ready(self, queue: str, rows: Sequence[Waiting]) -> None:
+        for chunk in chunks([row.item_id for row in rows]):
+            self._all(Waiting).filter(item_id__in=chunk).delete()
+        self._all(Ready).bulk_create(_ready(row) for row in rows)
+        if rows:
+            self._count(queue, ready=len(rows), waiting=-len(rows))
 
     def claim(self, request: ClaimRequest) -> list[Row]:
         with self._writing() as now:

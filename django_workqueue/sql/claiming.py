@@ -6,16 +6,8 @@ from typing import Final
 
 from django_workqueue.sql.clock import timed
 
-PROMOTE: Final = timed("""
-with due as materialized (
-  select ctid as tid
-    from django_workqueue_waiting
-   where queue = %(queue)s::text
-     and due_at <= {now}
-   order by queue, due_at
-   limit %(limit)s::int
-     for update skip locked
-), moved as (
+# The rows of `Waiting` that were locked as `due` become ready.
+MADE_READY: Final = """), moved as (
   delete from django_workqueue_waiting
    where ctid = any(array(select tid from due))
   returning queue, deployment_id, tenant, rank, item, fence, attempts, settled_by, enqueued_at
@@ -29,7 +21,18 @@ with due as materialized (
   select %(queue)s::text, count(*), -count(*)
     from moved
   having count(*) > 0
-)
+)"""
+
+PROMOTE: Final = timed(f"""
+with due as materialized (
+  select ctid as tid
+    from django_workqueue_waiting
+   where queue = %(queue)s::text
+     and due_at <= {{now}}
+   order by queue, due_at
+   limit %(limit)s::int
+     for update skip locked
+{MADE_READY}
 select (select count(*) from moved) as promoted,
        exists (
          select

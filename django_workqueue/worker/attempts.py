@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import time
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -155,6 +156,7 @@ def _run_atomic(queue: DatabaseWorkQueue, held: Held) -> Settlement | None:
             begun = True
             result = held.handler(held.item.payload, held.context)
             _check_mark(queue.using)
+            _refuse_open_transactions(but=queue.using)
             _complete(queue, held, result)
     except BaseException as error:
         if isinstance(error, LeaseLostError) and error.item_id == held.item.id:
@@ -167,6 +169,8 @@ def _run_atomic(queue: DatabaseWorkQueue, held: Held) -> Settlement | None:
             logger.exception("hook after commit failed: item=%s", held.job_id)
         else:
             raise
+    else:
+        _log_success(held)
     return None
 
 
@@ -187,6 +191,8 @@ def _mark(alias: str) -> None:
 def _check_mark(alias: str) -> None:
     """Raise if the transaction is not the one that was marked, or can't be committed."""
     try:
+        if connections[alias].savepoint_ids:
+            raise Error("a block inside of it was not left")
         with connections[alias].cursor() as cursor:
             cursor.execute(f"RELEASE SAVEPOINT {_MARKER}")
     except Error as error:
@@ -200,6 +206,7 @@ def _completed(queue: DatabaseWorkQueue, held: Held, result: Any) -> Settlement 
         return _ended(held, ClaimLostError(reason=held.stopped))
     limit = queue.policy_for(held.item.queue).max_payload_bytes
     text = encode_result(result, limit)
+    _log_success(held)
     return Completion(item=held.job_id, fence=held.fence, result=text)
 
 
@@ -255,6 +262,17 @@ def failed(
     )
 
 
+def _log_success(held: Held) -> None:
+    logger.debug(
+        "attempt succeeded: queue=%s tenant=%s item=%s attempt=%s seconds=%.3f",
+        held.item.queue,
+        held.item.tenant,
+        held.item.id,
+        held.item.attempt,
+        time.monotonic() - (held.started or held.taken),
+    )
+
+
 def log_lost(held: Held, reason: str) -> None:
     """Tell that an attempt's end doesn't count, because its claim is gone."""
     logger.warning(
@@ -270,10 +288,12 @@ def log_lost(held: Held, reason: str) -> None:
 # Connections.
 
 
-def _refuse_open_transactions() -> None:
+def _refuse_open_transactions(but: str | None = None) -> None:
     """Raise if the handler left a transaction open: its work there is about to be undone."""
     for connection in connections.all(initialized_only=True):
-        if connection.settings_dict["AUTOCOMMIT"] and _is(connection) is _OPEN:
+        if connection.alias == but or not connection.settings_dict["AUTOCOMMIT"]:
+            continue
+        if _is(connection) is _OPEN:
             raise UnfinishedTransactionError(
                 f"the handler left a transaction open on database {connection.alias!r}: "
                 "it was rolled back"
@@ -292,7 +312,8 @@ def _is(connection: BaseDatabaseWrapper) -> str:
         return _SOUND
     try:
         if connection.vendor == "postgresql":
-            return _PSYCOPG_STATES.get(raw.info.transaction_status.name, _BROKEN)
+            state = _PSYCOPG_STATES.get(raw.info.transaction_status.name, _BROKEN)
+            return _BROKEN if state is _SOUND and _has_spoken(raw.fileno()) else state
         if connection.vendor == "sqlite":
             return _OPEN if raw.in_transaction else _SOUND
     except Exception:  # the driver's own, of a connection that was closed behind Django's back
@@ -303,12 +324,20 @@ def _is(connection: BaseDatabaseWrapper) -> str:
 _PSYCOPG_STATES: Final = {"IDLE": _SOUND, "INTRANS": _OPEN, "INERROR": _OPEN, "ACTIVE": _OPEN}
 
 
+def _has_spoken(descriptor: int) -> bool:
+    """True if the server has said something unasked: most likely that it ended the session."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _tidy_connections() -> None:
     """Leave no trace of a handler on this thread's connections, nor one that is too old."""
     reset_queries()
     for connection in connections.all(initialized_only=True):
         try:
-            if _is(connection) is _SOUND:
+            # After an error the session may be one of a server that is read-only now.
+            if _is(connection) is _SOUND and not connection.errors_occurred:
                 connection.close_if_unusable_or_obsolete()
                 continue
         except Exception:

@@ -19,6 +19,9 @@ import socket
 import threading
 from typing import Any, Final
 
+#: Seconds between two beats of a process that holds nothing: what it costs to do nothing.
+RESTING_BEAT: Final = 10.0
+
 Message = list[Any]
 _CHUNK: Final = 65_536
 _CHUNKS_AT_ONCE: Final = 16

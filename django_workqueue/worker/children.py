@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Final, Protocol
 
-from django_workqueue.worker.channel import Channel
+from django_workqueue.worker.channel import RESTING_BEAT, Channel
 from django_workqueue.worker.options import SILENCE, WorkerOptions
 
 # The path first: where the project is found may be something that manage.py arranged; and
@@ -93,6 +93,8 @@ class Child:
         self.begun = 0
         #: It has free slots, and found nothing more due.
         self.hungry = False
+        #: It has said that it is ready.
+        self.ready = False
         #: It claims nothing more, and will end.
         self.leaving = False
         #: The queues for which it was woken, until it shows what it found there.
@@ -104,6 +106,11 @@ class Child:
         self._heard = self.born
         self._cpu_ticks = -1
         self._cpu_moved = self.born
+
+    @property
+    def serving(self) -> bool:
+        """True if it takes work."""
+        return self.ready and not self.leaving
 
     @property
     def idle(self) -> bool:
@@ -141,7 +148,8 @@ class Child:
             self._cpu_ticks, self._cpu_moved = ticks, now
         if state in ("T", "t"):
             return False
-        return now - max(self._heard, self._cpu_moved) < SILENCE
+        silence = SILENCE if self.leases else RESTING_BEAT + SILENCE
+        return now - max(self._heard, self._cpu_moved) < silence
 
     def kill(self) -> None:
         """End it at once, and on purpose."""

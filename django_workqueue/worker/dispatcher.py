@@ -15,7 +15,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from django.db import Error, ProgrammingError, connections, transaction
+from django.db import Error, connections, transaction
 
 from django_workqueue.exceptions import QueueUnavailableError, UnknownHandlerError
 from django_workqueue.handlers import registry
@@ -23,16 +23,17 @@ from django_workqueue.items import WorkItem, WorkState
 from django_workqueue.models import Lease
 from django_workqueue.moves import BATCH, ClaimRequest, Release
 from django_workqueue.queues import DatabaseWorkQueue
-from django_workqueue.worker.attempts import Held, Settlement, claim_of, cut
+from django_workqueue.worker.attempts import Held, Settlement, cut
 from django_workqueue.worker.channel import Channel, ChannelClosedError
-from django_workqueue.worker.duty import Backoff, own_connection
+from django_workqueue.worker.connection import own_connection
 from django_workqueue.worker.options import WorkerOptions
-from django_workqueue.worker.settling import Ending, Settling, from_one_row
+from django_workqueue.worker.settling import Ending, Settling
 from django_workqueue.worker.slots import Slots
+from django_workqueue.worker.trouble import Backoff, back_off, from_one_row, is_hopeless
+from django_workqueue.worker.unknown import UnknownHandlers
 
 logger: Final = logging.getLogger("django_workqueue")
 
-UNKNOWN_HANDLER_DELAY: Final = 5.0
 #: Prefetching begins where attempts are shorter than this, and holds work for this long.
 SHORT_ATTEMPT: Final = 0.005
 PREFETCH_SECONDS: Final = 0.02
@@ -85,7 +86,7 @@ class Dispatcher:
         self._recover_until = 0.0
         # Claims that were held to be lost: should one stand after all, it is not unspent.
         self._given_up: dict[int, int] = {}
-        self._unknown: set[str] = set()
+        self._unknown = UnknownHandlers(self._queue, options)
 
     # From other threads.
 
@@ -102,6 +103,11 @@ class Dispatcher:
         """Settle what still runs as cut short; its own end won't count."""
         self._inbox.put(self._cut_running)
 
+    @property
+    def holds(self) -> bool:
+        """True while it holds something, be it only until its end is stored."""
+        return bool(self._held or self._settling)
+
     def held(self, job_id: int, fence: int) -> Held | None:
         """Return the item as held by that very claim, if it is."""
         held = self._held.get(job_id)
@@ -109,6 +115,7 @@ class Dispatcher:
 
     def _look_into(self, queues: Iterable[str]) -> None:
         self._due.update(queues)
+        self._unknown.search(queues)
         self._hungry = False
 
     # The loop.
@@ -140,7 +147,7 @@ class Dispatcher:
         """Seconds until it has something to do of its own accord; None: nothing is known."""
         if wait := self._trouble.remaining:
             return wait
-        if self._gone or (self._due and self._room()):
+        if self._gone or (self._room() and (self._due or self._unknown.searching)):
             return 0.0
         times = [at for at in (self._settling.next_at(), self._recover_at) if at is not None]
         now = time.monotonic()
@@ -154,10 +161,12 @@ class Dispatcher:
             self._give_up(held)
         try:
             self._recover()
+            if self._room():
+                self._due.update(self._unknown.recall())
             self._settle_and_claim()
         except (Error, QueueUnavailableError) as error:
-            if isinstance(error, ProgrammingError):
-                raise  # a missing table or column: repeating can't help
+            if is_hopeless(error):
+                raise
             self._back_off(error)
         else:
             if self._trouble.over():
@@ -188,7 +197,7 @@ class Dispatcher:
         try:
             with self._one_commit(batch):
                 return self._settling.store(batch), self._claim(freed=len(batch))
-        except Error as error:
+        except (Error, QueueUnavailableError) as error:
             if not batch or not from_one_row(error):
                 raise
             self._due.update(self._options.queues)  # what was claimed is undone
@@ -202,10 +211,7 @@ class Dispatcher:
         return contextlib.nullcontext()
 
     def _back_off(self, error: Exception) -> None:
-        wait = self._trouble.failed()
-        cause = error.__cause__ or error
-        logger.warning("database trouble: retry_in=%.1fs error=%s", wait, str(cause).strip())
-        connections[self._options.alias].close()
+        back_off(self._trouble, self._options.alias, f"process={self._process}", error)
         self._due.update(self._options.queues)
         if self._claim_sent:
             self._expect_lost_answer()
@@ -254,14 +260,21 @@ class Dispatcher:
     # Claiming.
 
     def _claim(self, freed: int) -> list[Claimed]:
-        """Claim for all free slots, of which *freed* are only being freed."""
+        """
+        Claim for all free slots, of which *freed* are only being freed.
+
+        What was passed on counts as freed too, though it had no slot: the more of it there was,
+        the more is claimed, since there is likely to be more of it.
+        """
         claims: list[Claimed] = []
         room = self._room(freed)
-        while room and (queue := self._next_queue()):
+        for _ in self._options.queues:
+            if not room or not (queue := self._next_queue()):
+                break
             began = time.monotonic()
             self._claim_sent = True
-            items = self._queue.claim_for(self._request(queue, room))
-            if len(items) < room:
+            items, more = self._queue.claim_for(self._request(queue, room))
+            if not more:
                 self._due.discard(queue)
             room -= len(items)
             claims.append((items, began))
@@ -321,7 +334,7 @@ class Dispatcher:
             try:
                 handler = registry.find(item.handler, item.queue)
             except UnknownHandlerError:
-                self._pass_on(item)
+                self._settling.add(self._unknown.pass_on(item))
                 continue
             held = Held(item, handler, lease_seconds=_lease_seconds(item), confirmed=began)
             self._held[held.job_id] = held
@@ -330,17 +343,11 @@ class Dispatcher:
             self._budget -= len(taken)
         claims = [(i.job_id, i.fence, _lease_seconds(i), i.timeout_seconds) for i in items]
         self._tell("held", began, claims)
-        self.slots.offer(taken)
-        if self._draining:
-            self._stop_claiming()
-
-    def _pass_on(self, item: WorkItem) -> None:
-        job_id, fence = claim_of(item)
-        if item.handler not in self._unknown:
-            self._unknown.add(item.handler)
-            logger.warning("unknown handler: queue=%s handler=%s", item.queue, item.handler)
-        delay, cause = UNKNOWN_HANDLER_DELAY, "unknown_handler"
-        self._settling.add(Release(item=job_id, fence=fence, delay=delay, cause=cause))
+        if not self._draining:
+            self.slots.offer(taken)
+            return
+        for held in taken:  # the answer came when nothing was to begin any more
+            self._end(held, Release(item=held.job_id, fence=held.fence))
 
     # Claims whose answer was lost.
 

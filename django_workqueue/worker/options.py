@@ -34,6 +34,8 @@ class WorkerOptions:
     retention_sweep_seconds: float = 3600.0
     until_empty: bool = False
     max_items: int | None = None
+    #: Absolute path of the file that tells whether the worker is well.
+    health_file: str | None = None
     verbosity: int = 1
 
 
@@ -55,11 +57,12 @@ class _OneLineFormatter(logging.Formatter):
 
 def configure_logging(verbosity: int) -> None:
     """
-    Let the package's logger tell as much as *verbosity* (0 to 3) asks for, on stderr
-    unless the project's LOGGING has given it a handler.
+    Let the package's logger tell as much as *verbosity* (0 to 3) asks for, on stderr,
+    unless the project's LOGGING has given it a level or a handler.
     """
     logger = logging.getLogger("django_workqueue")
-    logger.setLevel(_LEVELS[verbosity])
+    if logger.level == logging.NOTSET:
+        logger.setLevel(_LEVELS[verbosity])
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         form = "%(asctime)s.%(msecs)03d %(process)d %(levelname)-7s %(message)s"

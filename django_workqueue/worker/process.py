@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import django
 
-from django_workqueue.worker.channel import Channel, ChannelClosedError, Message
+from django_workqueue.worker.channel import RESTING_BEAT, Channel, ChannelClosedError, Message
 from django_workqueue.worker.options import (
     BEAT,
     CANCEL_GRACE,
@@ -122,6 +122,8 @@ class Process:
         )
         self._code: int | None = None
         self._draining = False
+        # It holds nothing, so it may sleep longer than a beat.
+        self._resting = False
         # What is still to be done in a drain: at which time, and what.
         self._agenda: list[tuple[float, Callable[[], None]]] = []
         self._orders: dict[str, Callable[..., None]] = {
@@ -179,8 +181,8 @@ class Process:
 
     def _announce(self, held: Held) -> None:
         self._channel.send("started", held.job_id, held.fence)
-        if held.item.timeout_seconds is not None:
-            self._wakeup.nudge()  # the clock has one more time to watch
+        if self._resting or held.item.timeout_seconds is not None:
+            self._wakeup.nudge()  # it is to beat; the clock has one more time to watch
 
     def _listen(self) -> bool:
         """Carry out what the supervisor says; False once it is gone."""
@@ -217,7 +219,11 @@ class Process:
 
     def _patience(self) -> float:
         now = time.monotonic()
-        times = [now + BEAT, *(at for at, _ in self._agenda)]
+        # Said before it is looked: whoever takes something from here on nudges.
+        self._resting = True
+        self._resting = not self._dispatcher.holds
+        beat = RESTING_BEAT if self._resting else BEAT
+        times = [now + beat, *(at for at, _ in self._agenda)]
         times += [at for held in self._running() if (at := _time_limit(held)) is not None]
         return max(0.0, min(times) - now)
 

@@ -44,11 +44,12 @@ class Renewal(DutyThread):
             leases = [lease for lease in [*child.leases.values()] if lease.look_at <= began]
             alive = bool(leases) and child.responsive()
             for lease in leases:
-                lease.look_again(began + lease.seconds / 6)  # unless it is renewed now
                 if lease.overdue_at <= began:
                     self._post(partial(self._crew.overdue, child, lease))
                 elif alive:
                     due.append((child, lease))
+                else:
+                    lease.look_again(began + lease.seconds / 6)
         if due:
             self._renew(due, began)
         held = [lease for child in self._crew.children() for lease in [*child.leases.values()]]
@@ -65,10 +66,11 @@ class Renewal(DutyThread):
             for owner, lease in due:
                 if owner is not child:
                     continue
+                # Not before the answer: after trouble of the database it is asked again soon.
+                lease.look_again(began + lease.seconds / (3 if lease.item in renewed else 6))
                 if lease.item in lost:
                     news.lost.append((lease.item, lease.fence, lost[lease.item]))
                 elif lease.item in renewed:
-                    lease.look_again(began + lease.seconds / 3)
                     news.renewed.append((lease.item, lease.fence))
                     if renewed[lease.item].cancel_requested and not lease.cancel_told:
                         lease.cancel_told = True

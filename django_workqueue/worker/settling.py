@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.db import DataError, Error, IntegrityError, OperationalError
+from django.db import Error
 
 from django_workqueue.failures import FailureKind, describe
 from django_workqueue.items import WorkState
@@ -17,12 +17,12 @@ from django_workqueue.models import Failure, Finished
 from django_workqueue.moves import BATCH, Completion, EndedAttempt, Release
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.attempts import Held, Settlement, log_lost
+from django_workqueue.worker.trouble import Remedy, remedy_for
 
 logger: Final = logging.getLogger("django_workqueue")
 
 #: Seconds until a settlement is tried again whose lease somebody else has locked.
 LOCKED_DELAY: Final = 1.0
-_LOCK_TIMEOUT: Final = "55P03"
 
 
 @dataclass(eq=False, slots=True)
@@ -104,14 +104,16 @@ class Settling:
         for each in batch:
             try:
                 states |= self.store([each])
-            except (DataError, IntegrityError) as error:
-                each.settlement = _refused(each.settlement, error)
-                states |= self.store([each])
-            except OperationalError as error:
-                if not from_one_row(error):
+            except Error as error:
+                remedy = remedy_for(error)
+                if Remedy.ROW not in remedy:
                     raise
-                each.postponed = True
-                each.not_before = time.monotonic() + LOCKED_DELAY
+                if Remedy.REPEAT in remedy:
+                    each.postponed = True
+                    each.not_before = time.monotonic() + LOCKED_DELAY
+                else:
+                    each.settlement = _refused(each.settlement, error)
+                    states |= self.store([each])
         return states
 
     def done(self, batch: Sequence[Ending], states: Mapping[int, WorkState]) -> list[int]:
@@ -128,7 +130,7 @@ class Settling:
     def _log(self, ending: Ending, held: Held, state: WorkState | None) -> None:
         settlement = ending.settlement
         if state is None:
-            if not (ending.unanswered and self._stands(settlement)):
+            if not self._stands(ending):
                 log_lost(held, held.stopped or "expired or taken")
         elif isinstance(settlement, EndedAttempt):
             logger.log(
@@ -143,22 +145,17 @@ class Settling:
                 settlement.text.message.partition("\n")[0][:200],
             )
 
-    def _stands(self, settlement: Settlement) -> bool:
-        """True if an earlier try of this settlement was stored after all."""
-        names = {"item_id": settlement.item, "fence": settlement.fence}
-        if isinstance(settlement, Completion):
-            finished = Finished.objects.using(self._queue.using).filter(**names)
-            return finished.filter(state=WorkState.COMPLETED).exists()
+    def _stands(self, ending: Ending) -> bool:
+        """True if an earlier try of this, or an atomic handler's commit, was stored after all."""
+        settlement = ending.settlement
+        claim = {"item_id": settlement.item, "fence": settlement.fence}
+        finished = Finished.objects.using(self._queue.using).filter(**claim)
+        if finished.filter(state=WorkState.COMPLETED).exists():
+            return True
         if isinstance(settlement, EndedAttempt):
-            failures = Failure.objects.using(self._queue.using).filter(**names)
+            failures = Failure.objects.using(self._queue.using).filter(**claim)
             return failures.filter(kind=settlement.kind).exists()
-        return True
-
-
-def from_one_row(error: Error) -> bool:
-    """True if the error may come from a single row of a batch."""
-    sqlstate = getattr(error.__cause__, "sqlstate", None)
-    return isinstance(error, DataError | IntegrityError) or sqlstate == _LOCK_TIMEOUT
+        return ending.unanswered and isinstance(settlement, Release)
 
 
 def _of(kind: type[Any], settlements: Sequence[Settlement]) -> list[Any]:

@@ -23,10 +23,10 @@ from django_workqueue.conf import get_settings
 from django_workqueue.failures import FailureKind
 from django_workqueue.worker.channel import ChannelClosedError
 from django_workqueue.worker.children import Child, HeldLease, News, start_child
-from django_workqueue.worker.duty import Backoff
+from django_workqueue.worker.health import Health, WatchedRenewal, WatchedUpkeep
 from django_workqueue.worker.options import CANCEL_GRACE, SETTLE_GRACE, WorkerOptions
-from django_workqueue.worker.renewal import Renewal
-from django_workqueue.worker.upkeep import Death, Upkeep
+from django_workqueue.worker.trouble import Backoff
+from django_workqueue.worker.upkeep import Death
 from django_workqueue.worker.wakeup import Wakeup
 
 logger: Final = logging.getLogger("django_workqueue")
@@ -58,8 +58,11 @@ class Supervisor:
         self._posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._wakeup = Wakeup([signal.SIGINT, signal.SIGTERM, signal.SIGCHLD])
         self._selector = selectors.DefaultSelector()
-        self._renewal = Renewal(options, self)
-        self._upkeep = Upkeep(options, self)
+        self._renewal = WatchedRenewal(options, self)
+        self._upkeep = WatchedUpkeep(options, self)
+        duties = {"renewal": self._renewal, "upkeep": self._upkeep}
+        self._health = Health(options.health_file, duties)
+        self._stop_timeout = options.stop_timeout
         self._may_claim = False
         self._budget = options.max_items
         self._draining = False
@@ -113,11 +116,14 @@ class Supervisor:
             if child.deadline <= now and not child.killed:
                 self._kill(child, "did not end in time")
         self._supply()
+        obstacle = "draining" if self._draining else "" if self._may_claim else "starting"
+        self._health.tell(obstacle, self.children())
 
     def _patience(self) -> float | None:
         """Seconds after which something is to be done of its own accord; None: nothing."""
         now = time.monotonic()
         times = [child.deadline - now for child in self.children() if not child.killed]
+        times.append(self._health.next_at - now)
         if self._restart.remaining:
             times.append(self._restart.remaining)
         soonest = min(times, default=math.inf)
@@ -146,6 +152,7 @@ class Supervisor:
             self._bury(child)
         self._upkeep.end(_LAST_DUTIES)
         self._renewal.end(_LAST_DUTIES)
+        self._health.end()
 
     # Processes.
 
@@ -235,10 +242,10 @@ class Supervisor:
 
     def _retire(self, child: Child) -> None:
         """Have a process finish what it runs, and end."""
-        patience = self._options.stop_timeout + CANCEL_GRACE + SETTLE_GRACE + _KILL_GRACE
+        patience = self._stop_timeout + CANCEL_GRACE + SETTLE_GRACE + _KILL_GRACE
         child.deadline = min(child.deadline, time.monotonic() + patience)
         child.leaving = True
-        self._say(child, "drain", self._options.stop_timeout)
+        self._say(child, "drain", self._stop_timeout)
 
     def _kill(self, child: Child, reason: str) -> None:
         logger.warning("killing process: process=%d reason=%s", child.number, reason)
@@ -257,10 +264,11 @@ class Supervisor:
         self._code = EXIT_FAILED
         self.drain("duties are not done")
 
-    def drain(self, reason: str) -> None:
+    def drain(self, reason: str, stop_timeout: float = math.inf) -> None:
         if self._draining:
             return
         logger.info("draining: reason=%s", reason)
+        self._stop_timeout = min(self._stop_timeout, stop_timeout)
         self._draining = self._upkeep.draining = True
         for child in self.children():
             self._retire(child)
@@ -294,6 +302,7 @@ class Supervisor:
     # What processes say.
 
     def _on_ready(self, child: Child) -> None:
+        child.ready = True
         self._say(child, "wake", self._options.queues)
 
     def _on_beat(self, child: Child) -> None:

@@ -14,24 +14,33 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
-from django.db import Error
-from django.db.models import Exists, Max, OuterRef, Q, Sum
+from django.db import Error, connections
+from django.db.models import Exists, Max, Min, OuterRef, Q, Sum
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 import django_workqueue
 from django_workqueue.failures import FailureKind, describe
 from django_workqueue.figures import Figures
 from django_workqueue.models import Counter, Hold, Lease, Ready, Turn, Waiting, WorkerProcess
-from django_workqueue.moves import BATCH, PROMOTED_PER_CLAIM, PRUNE_BATCH, EndedAttempt, Release
+from django_workqueue.moves import (
+    BATCH,
+    PROMOTED_PER_CLAIM,
+    PRUNE_BATCH,
+    TURNS_KEPT,
+    EndedAttempt,
+    Release,
+)
 from django_workqueue.policy import WORKER_DIED, WORKER_SHUTDOWN
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.children import Crew, HeldLease
 from django_workqueue.worker.duty import DutyThread
 from django_workqueue.worker.options import WorkerOptions, exceeded
-from django_workqueue.worker.settling import LOCKED_DELAY, from_one_row
+from django_workqueue.worker.settling import LOCKED_DELAY
+from django_workqueue.worker.trouble import from_one_row
 
 logger: Final = logging.getLogger("django_workqueue")
 
@@ -259,13 +268,15 @@ class Upkeep(DutyThread):
 
     def _tidy(self) -> None:
         """Promote what is due beyond what claims do, fold counters, drop old turns."""
-        for queue in self._options.queues:
+        late = self._all(Waiting).filter(queue__in=self._options.queues, due_at__lte=Now())
+        for queue in late.order_by().values_list("queue", flat=True).distinct():
             while self._moves.promote(queue).promoted == PROMOTED_PER_CLAIM:
                 pass
         if self._all(Counter)[_COUNTERS_LEFT : _COUNTERS_LEFT + 1].exists():
             self._moves.fold_counters()
         turns = self._all(Turn).filter(queue__in=self._options.queues).order_by()
-        for row in turns.values("queue", "deployment_id").annotate(newest=Max("number")):
+        lanes = turns.values("queue", "deployment_id").annotate(newest=Max("number"))
+        for row in lanes.filter(newest__gt=Min("number") + TURNS_KEPT):
             self._moves.trim_turns(**row)
 
     def _prune(self) -> None:
@@ -296,24 +307,48 @@ class Upkeep(DutyThread):
             self._post(partial(self._crew.drain, "nothing is left"))
 
     def _due(self) -> list[str]:
-        """The served queues with something claimable now, in one statement."""
+        """The served queues in which an idle process may find something, in one statement."""
+        with connections[self._alias].cursor() as cursor:
+            cursor.execute(*self._question)
+            row = cursor.fetchone()
+        if row is None:  # our presence was deleted as that of the dead
+            return []
+        answers = iter(row)
+        by_queue = zip(self._options.queues, answers, answers, answers, answers, strict=True)
+        return [
+            queue
+            for queue, ready, late, unknown, holds in by_queue
+            if ready or late or unknown
+            if not holds or self._serves(queue)
+        ]
+
+    @cached_property
+    def _question(self) -> tuple[str, Any]:
+        """
+        Whether in each served queue something is ready, or due; waits for a handler; and there
+        are holds that bear on it.
+
+        Made once: to build it for every poll would be most of what an idle worker costs.
+        """
         lanes = {"deployment_id__in": self._lanes}
+        # A literal: of a parameter, a plan that is kept can't know that the index is of these.
+        unknown = Q(cause=RawSQL(f"'{Waiting.Cause.UNKNOWN_HANDLER.value}'", ()))
+        # What nobody can run must not keep a worker from ending.
+        counts = ~unknown if self._options.until_empty else Q()
         questions: dict[str, Exists] = {}
         for place, queue in enumerate(self._options.queues):
-            ready = self._all(Ready).filter(queue=queue, **lanes)
-            late = self._all(Waiting).filter(queue=queue, due_at__lte=Now(), **lanes)
-            questions |= {f"ready_{place}": Exists(ready), f"late_{place}": Exists(late)}
-            questions[f"holds_{place}"] = Exists(self._all(Hold).filter(queue__in=["", queue]))
+            waiting = self._all(Waiting).filter(queue=queue)
+            asked = (
+                self._all(Ready).filter(queue=queue, **lanes),
+                waiting.filter(counts, due_at__lte=Now(), **lanes),
+                waiting.filter(unknown & counts),
+                self._all(Hold).filter(queue__in=["", queue]),
+            )
+            questions |= {f"q{place}_{n}": Exists(rows) for n, rows in enumerate(asked)}
         # Of the row that is surely there and only one: our own.
         own = self._all(WorkerProcess).filter(boot=self._options.boot)
-        for row in own.values(**questions):
-            return [
-                queue
-                for place, queue in enumerate(self._options.queues)
-                if row[f"ready_{place}"] or row[f"late_{place}"]
-                if not row[f"holds_{place}"] or self._serves(queue)
-            ]
-        return []
+        compiled: tuple[str, Any] = own.values(**questions).query.get_compiler(self._alias).as_sql()
+        return compiled
 
     def _serves(self, queue: str) -> bool:
         """True if something of a queue with holds could be claimed; what is late comes first."""

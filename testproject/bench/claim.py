@@ -17,7 +17,7 @@ from bench.sizes import QUEUE, Size
 from bench.tables import fill, restore
 from django_workqueue.models import Lease
 from django_workqueue.moves import ClaimRequest, Completion
-from django_workqueue.worker.duty import own_connection
+from django_workqueue.worker.connection import own_connection
 
 
 class Claim:

@@ -9,7 +9,12 @@ class WorkerAppConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self):
-        """Let a test say how long the processes that it starts keep what they prefetched."""
+        """Let a test say which handlers the processes that it starts have not, and how long
+        they keep what they prefetched."""
+        if absent := os.environ.get("WORKQUEUE_TEST_ABSENT"):
+            from django_workqueue.handlers import registry
+
+            del registry._by_name[absent]
         if patience := os.environ.get("WORKQUEUE_TEST_PREFETCH_PATIENCE"):
             from django_workqueue.worker import dispatcher
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import logging
 import os
 import secrets
 import socket
 import sys
 import uuid
 from argparse import ArgumentParser
-from typing import Any
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
+from django.db import OperationalError, connections
 
 from django_workqueue.conf import WorkQueueSettings, get_settings
 from django_workqueue.doctor import missing_tables
@@ -26,9 +28,17 @@ from django_workqueue.items import (
     require_seconds,
     require_text,
 )
+from django_workqueue.models import Counter
 from django_workqueue.queues import DatabaseWorkQueue
+from django_workqueue.worker.health import STARTING, HealthFile
 from django_workqueue.worker.options import WorkerOptions, configure_logging
+from django_workqueue.worker.reload import Reloader, end_with_reloader, is_reloaded
 from django_workqueue.worker.supervisor import Supervisor
+
+#: Longest name of a file that Linux takes, in bytes.
+MAX_PATH_LENGTH: Final = 4096
+
+logger: Final = logging.getLogger("django_workqueue")
 
 
 class Command(BaseCommand):
@@ -54,6 +64,8 @@ class Command(BaseCommand):
         add("--until-empty", action="store_true", help="End once the queues are worked off.")
         add("--max-items", type=int, help="End after so many items were begun.")
         add("--stop-timeout", type=float, help="Seconds that handlers get to finish in a drain.")
+        add("--reload", action="store_true", help="Start anew when code changes. To develop with.")
+        add("--health-file", metavar="PATH", help="Tell in this file whether the worker is well.")
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         """Check the queue's database too."""
@@ -65,21 +77,38 @@ class Command(BaseCommand):
             kwargs["databases"] = [alias] if alias in connections else []
         return kwargs
 
+    def execute(self, *args: Any, **options: Any) -> Any:
+        """Run; a database that can't be reached at the start is no reason for a traceback."""
+        try:
+            return super().execute(*args, **options)
+        except OperationalError as error:
+            raise CommandError(f"The database can't be reached: {error}") from error
+
     def handle(self, *args: Any, **options: Any) -> None:
         settings = get_settings()
         if not settings.enabled:
             raise CommandError("The work queue is switched off: WORKQUEUE['ENABLED'] is False.")
         try:
             worker = _worker_options(settings, options)
+            _claim_health_file(worker)
         except InvalidFieldError as error:
             raise CommandError(str(error)) from None
         _refuse_long_drain(settings, worker)
         if missing_tables(worker.alias):
             raise CommandError(f"Tables are missing in {worker.alias!r}: run manage.py migrate.")
         configure_logging(worker.verbosity)
+        if not (reloads := options["reload"] and not is_reloaded()):
+            _warn_of_unknown_queues(settings, worker)
         connections.close_all()  # nothing of ours stays open in this thread
-        if code := Supervisor(worker).run():
+        if code := Reloader().run() if reloads else _run(worker):
             sys.exit(code)
+
+
+def _run(worker: WorkerOptions) -> int:
+    supervisor = Supervisor(worker)
+    if is_reloaded():
+        end_with_reloader(supervisor)
+    return supervisor.run()
 
 
 def _worker_options(settings: WorkQueueSettings, options: dict[str, Any]) -> WorkerOptions:
@@ -94,7 +123,13 @@ def _worker_options(settings: WorkQueueSettings, options: dict[str, Any]) -> Wor
     if alias not in connections:
         raise InvalidFieldError(f"there is no database {alias!r}", field="--database")
     deployment = given("deployment_id", settings.deployment_id or "")
-    limit = options["max_items"]
+    limit, health_file = options["max_items"], options["health_file"]
+    if options["reload"] and limit is not None:
+        raise InvalidFieldError(
+            "can't go with --reload: the count would begin anew", field="--max-items"
+        )
+    if health_file is not None:
+        health_file = os.path.abspath(require_text("--health-file", health_file, MAX_PATH_LENGTH))
     return WorkerOptions(
         name=_printable_name(given("name", _unique_name())),
         boot=str(uuid.uuid4()),
@@ -120,6 +155,7 @@ def _worker_options(settings: WorkQueueSettings, options: dict[str, Any]) -> Wor
         retention_sweep_seconds=worker.retention_sweep_seconds,
         until_empty=options["until_empty"],
         max_items=None if limit is None else require_integer("--max-items", limit, 1, 2**62),
+        health_file=health_file,
         verbosity=options["verbosity"],
     )
 
@@ -132,6 +168,27 @@ def _printable_name(name: str) -> str:
 
 def _unique_name() -> str:
     return f"{socket.gethostname()[:150]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _claim_health_file(worker: WorkerOptions) -> None:
+    """Write the file for the first time, over whatever a worker that was killed has left."""
+    if worker.health_file is not None:
+        try:
+            HealthFile(worker.health_file).write(STARTING)
+        except OSError as error:
+            raise InvalidFieldError(
+                f"{worker.health_file} can't be written: {error.strerror}", field="--health-file"
+            ) from None
+
+
+def _warn_of_unknown_queues(settings: WorkQueueSettings, worker: WorkerOptions) -> None:
+    """Point out queues that are served for no reason to be seen: a slip of the pen, most likely."""
+    counters = Counter._base_manager.using(worker.alias).filter(queue__in=worker.queues)
+    used = counters.values_list("queue", flat=True).distinct()
+    for name in sorted({*worker.queues} - {*settings.queues, *used}):
+        close = difflib.get_close_matches(name, settings.queues, n=1)
+        hint = f" did_you_mean={close[0]}" if close else ""
+        logger.warning("queue is neither in QUEUES nor ever used: queue=%s%s", name, hint)
 
 
 def _refuse_long_drain(settings: WorkQueueSettings, worker: WorkerOptions) -> None:
