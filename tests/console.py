@@ -86,14 +86,14 @@ def all_of(queue, model):
     return model._base_manager.using(queue.using)
 
 
-def present(queue, name="w1", queues=("default",), seen=0.0, **fields):
+def present(queue, name="w1", queues=("default",), seen=0.0, host="box", pid=12, **fields):
     """Leave a worker that was seen so many seconds ago."""
     now = queue.moves.now()
     return all_of(queue, WorkerProcess).create(
         boot=f"boot of {name}",
         name=name,
-        host="box",
-        pid=12,
+        host=host,
+        pid=pid,
         queues=[*queues],
         started_at=now - timedelta(hours=1),
         seen_at=now - timedelta(seconds=seen),

@@ -213,6 +213,8 @@ class Lockstep(RuleBasedStateMachine):
         self.left_out = {self.one_of(DISPENSABLE) for _ in range(3)}
         for _ in range(self.one_of([0, 1, 2, 3])):
             self._run_and_end()
+            if self.one_of([True, False]):  # so that an older acceptance may outlive the next
+                self.change_the_settings()
         self.enqueue_many()
 
     def _run_and_end(self) -> None:

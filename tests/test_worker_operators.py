@@ -88,3 +88,19 @@ def test_a_worker_forgets_what_was_kept_long_enough_and_takes_samples(backend, s
     eventually(lambda: [*bodies.values_list("item_id", flat=True)] == ["dead"])
     eventually(lambda: it.state("dead") is WorkState.DEAD_LETTERED)
     eventually(Sample.objects.using(it.alias).filter(queue="default").exists)
+
+
+@BOTH
+def test_a_worker_tells_of_others_that_go_by_other_settings(backend, scene):
+    it = scene(backend)
+    mine = {"QUEUES": {"default": {}, "mail": {}}}
+    others = {"QUEUES": {"default": {"lease_seconds": 40}, "mail": {"max_attempts": 3}}}
+    first = it.start("--name", "first", settings=mine)
+    eventually(lambda: "process started" in first.log)
+    second = it.start("--name", "second", settings=mine)
+    eventually(lambda: "process started" in second.log)
+    assert "other settings" not in second.log
+    third = it.start("--name", "third", settings=others)
+    eventually(lambda: "process started" in third.log)
+    for name in ("first", "second"):
+        assert f"worker with other settings: name={name} queues=default, mail" in third.log

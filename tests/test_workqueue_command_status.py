@@ -1,7 +1,11 @@
 """`workqueue status`: what it shows, what it costs, and when it fails."""
 
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -13,7 +17,7 @@ from django_workqueue.management.console import overview
 from django_workqueue.models import QueueItem
 from django_workqueue.moves import Release
 from django_workqueue.testing import make_queue
-from django_workqueue.worker.upkeep import PRESENCE_LAPSE
+from django_workqueue.worker.presence import PRESENCE_LAPSE
 from tests.console import HOSTILE, Shell, all_of, bury, present
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -72,6 +76,15 @@ class TestStatus:
         present(queue, "w4")
         assert re.search(gone("1 worker alive", "3 that have"), shell.run("status"), re.M)
         assert json.loads(shell.run("status", "--json"))["workers_gone"] == 3
+
+    def test_a_worker_whose_process_has_ended_on_this_host_has_gone(self, queue, shell):
+        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+            ended.wait()
+        present(queue, "w1", host=socket.gethostname(), pid=ended.pid)
+        present(queue, "w2", host=socket.gethostname(), pid=os.getppid())
+        told = json.loads(shell.run("status", "--json"))
+        assert [each["name"] for each in told["workers"]] == ["w2"]
+        assert told["workers_gone"] == 1
 
     def test_queues_with_work_that_no_live_worker_serves_are_named(self, queue, shell):
         present(queue, "w1", queues=["default"])

@@ -298,7 +298,7 @@ class Dispatcher:
         room = self._room()
         if self._budget == 0 and not self._held:
             self._draining = True
-        elif self._due or not room:
+        elif self._due or self._unknown.searching or not room:
             self._hungry = False
         elif not self._hungry:
             self._hungry = True

@@ -12,8 +12,9 @@ from typing import Final
 
 from django_workqueue.worker.children import Child
 from django_workqueue.worker.duty import DutyThread
+from django_workqueue.worker.presence import PRESENCE_LAPSE
 from django_workqueue.worker.renewal import Renewal
-from django_workqueue.worker.upkeep import PRESENCE_LAPSE, Upkeep
+from django_workqueue.worker.upkeep import Upkeep
 
 logger: Final = logging.getLogger("django_workqueue")
 

@@ -21,7 +21,7 @@ logger: Final = logging.getLogger("django_workqueue")
 FIRST_WAIT: Final = 0.2
 #: Work goes on within 5 s of the return of the database: 2 s are left for connecting and for
 #: the work itself. Till then each connection is tried about every 2 s, since waits are jittered:
-#: ten a second of a worker with 16 processes, which is no burden for a server that starts.
+#: eight tries a second of a worker with 16 processes, no burden for a server that starts.
 LONGEST_WAIT: Final = 3.0
 #: Tries that may meet the same passing trouble before it is worth a warning.
 _QUIET_TRIES: Final = 3

@@ -27,7 +27,7 @@ logger: Final = logging.getLogger("django_workqueue")
 #: Seconds until an item comes back at the earliest: others can take it, and it can't sit at
 #: the head of its tenant's work.
 DELAY: Final = 5.0
-#: Of what a process has passed on, so much comes back in a second, however much there is. To
+#: Of what a worker has passed on, so much comes back in a second, however much there is. To
 #: look at an item in vain is a claim and a release. If all were due again after `DELAY`, more
 #: than are passed on in that time would keep what is behind them waiting for ever.
 RATE: Final = 100
@@ -56,6 +56,8 @@ class UnknownHandlers:
         self._lanes = ["", options.deployment_id]
         self._searches = {name: _Search() for name in options.queues}
         self._told: set[str] = set()
+        # Seconds between two of its own: each process has its part of the rate.
+        self._distance = options.processes / RATE
         # When what was passed on last comes back, by the monotonic clock.
         self._last_due = 0.0
 
@@ -65,7 +67,7 @@ class UnknownHandlers:
             self._told.add(item.handler)
             logger.warning("unknown handler: queue=%s handler=%s", item.queue, item.handler)
         now = time.monotonic()
-        self._last_due = max(now + DELAY, self._last_due + 1 / RATE)
+        self._last_due = max(now + DELAY, self._last_due + self._distance)
         job_id, fence = claim_of(item)
         delay = self._last_due - now
         return Release(item=job_id, fence=fence, delay=delay, cause="unknown_handler")

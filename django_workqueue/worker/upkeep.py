@@ -39,16 +39,18 @@ from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.children import Crew, HeldLease
 from django_workqueue.worker.duty import DutyThread
 from django_workqueue.worker.options import WorkerOptions, exceeded
+from django_workqueue.worker.presence import (
+    PRESENCE_KEPT,
+    PRESENCE_PERIOD,
+    differing_queues,
+    lives,
+    shown_settings,
+)
 from django_workqueue.worker.settling import LOCKED_DELAY
 from django_workqueue.worker.trouble import from_one_row
 
 logger: Final = logging.getLogger("django_workqueue")
 
-#: Seconds between two signs of presence; without one for how long a worker counts as dead;
-#: and after how long its row goes.
-PRESENCE_PERIOD: Final = 5.0
-PRESENCE_LAPSE: Final = 15.0
-PRESENCE_KEPT: Final = 3600.0
 #: Seconds between two looks whether the minute's sample was taken.
 SAMPLE_PERIOD: Final = 15.0
 #: Counter rows beyond which they are folded, and batches that the reaper takes in a pass.
@@ -135,7 +137,7 @@ class Upkeep(DutyThread):
                 duty.at = now if duty.unfinished else now + duty.every
         if not self._booted:  # present, and what older starts left is adopted
             self._booted = True
-            self._warn_of_unserved()
+            self._look_around()
             self._post(self._crew.booted)
         wait = max(0.0, min(duty.at for duty in self._duties) - time.monotonic())
         return wait if all(quiet) else min(wait, LOCKED_DELAY)
@@ -171,7 +173,7 @@ class Upkeep(DutyThread):
             self._appear(state, now)
         self._all(WorkerProcess).filter(seen_at__lt=now - timedelta(seconds=PRESENCE_KEPT)).delete()
         others = self._all(WorkerProcess).filter(name=options.name).exclude(boot=options.boot)
-        living = [row for row in others if _lives(row, now)]
+        living = [row for row in others if lives(row, now)]
         if self._has_twin:
             self._adopt([row.boot for row in living])
         if any(row.started_at > self._started_at for row in living):
@@ -189,7 +191,7 @@ class Upkeep(DutyThread):
             version=django_workqueue.__version__,
             queues=list(options.queues),
             deployment_id=options.deployment_id,
-            settings={"processes": options.processes, "concurrency": options.concurrency},
+            settings=shown_settings(options),
             started_at=self._started_at,
             seen_at=now,
         )
@@ -200,16 +202,21 @@ class Upkeep(DutyThread):
             logger.warning("adopted: worker=%s items=%d", self._options.name, len(adopted))
         self._has_twin = bool(living)
 
-    def _warn_of_unserved(self) -> None:
+    def _look_around(self) -> None:
+        """Warn of queues that nobody serves, and of workers that go by other settings."""
         live = Sum("ready") + Sum("waiting") + Sum("claimed")
         queues = self._all(Counter).order_by().values("queue").annotate(live=live)
         now = self._moves.now()
-        others = self._all(WorkerProcess).exclude(boot=self._options.boot)
-        served = {queue for row in others if _lives(row, now) for queue in row.queues}
-        served |= {*self._options.queues}
+        rows = self._all(WorkerProcess).exclude(boot=self._options.boot)
+        others = [row for row in rows if lives(row, now)]
+        served = {queue for row in others for queue in row.queues} | {*self._options.queues}
         unserved = sorted({row["queue"] for row in queues if row["live"]} - served)
         if unserved:
             logger.warning("queues with work that nobody serves: %s", ", ".join(unserved))
+        for row in others:
+            if differing := differing_queues(self._options, row.settings):
+                told = ", ".join(differing)
+                logger.warning("worker with other settings: name=%s queues=%s", row.name, told)
 
     # The dead.
 
@@ -372,20 +379,3 @@ class Upkeep(DutyThread):
                 for queue in self._options.queues
             )
         )
-
-
-def _lives(row: WorkerProcess, now: datetime) -> bool:
-    """True if a worker was seen lately and, where that can be told, its process runs."""
-    if row.seen_at <= now - timedelta(seconds=PRESENCE_LAPSE):
-        return False
-    if row.host != socket.gethostname():
-        return True
-    if row.pid == os.getpid():  # an older start had the number that is now ours
-        return False
-    try:
-        os.kill(row.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -13,14 +13,14 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.core.management.base import CommandError
-from django.db.models import F, Max, Sum
+from django.db.models import Count, F, Max, Sum
 
 from django_workqueue.conf import get_settings
 from django_workqueue.items import QueueHold, QueueStats
 from django_workqueue.management.console.verb import UNUSABLE
 from django_workqueue.models import Counter, Waiting, WorkerProcess
 from django_workqueue.queues import DatabaseWorkQueue
-from django_workqueue.worker.upkeep import PRESENCE_LAPSE
+from django_workqueue.worker.presence import PRESENCE_LAPSE, lives
 
 #: Items without a handler that are counted in a queue, and workers that are shown.
 MOST_UNKNOWN: Final = 1_000
@@ -59,8 +59,8 @@ class UnknownHandler:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
     """
-    The workers that are `alive`: that showed their presence lately. Of those that did so
-    before, but neither ended as they should nor were cleared away by others: how many.
+    The workers that are `alive`: that showed their presence lately, and run if they are of this
+    host. Of the others, that neither ended as they should nor were cleared away yet: how many.
     """
 
     alive: Sequence[WorkerProcess]
@@ -125,11 +125,14 @@ def look(queue: DatabaseWorkQueue, names: Sequence[str]) -> Overview:
 def _workers(queue: DatabaseWorkQueue, now: datetime) -> Workers:
     lapse = now - timedelta(seconds=PRESENCE_LAPSE)
     rows = _all(queue, WorkerProcess)
-    gone = rows.filter(seen_at__lte=lapse)
+    lately = list(rows.filter(seen_at__gt=lapse).order_by("name", "started_at")[:MOST_WORKERS])
+    alive = [row for row in lately if lives(row, now)]
+    died = [row.seen_at for row in lately if row not in alive]
+    silent = rows.filter(seen_at__lte=lapse).aggregate(number=Count("pk"), last=Max("seen_at"))
     return Workers(
-        alive=list(rows.filter(seen_at__gt=lapse).order_by("name", "started_at")[:MOST_WORKERS]),
-        gone=gone.count(),
-        last_gone_at=gone.aggregate(last=Max("seen_at"))["last"],
+        alive=alive,
+        gone=len(died) + silent["number"],
+        last_gone_at=max(died, default=silent["last"]),
     )
 
 
