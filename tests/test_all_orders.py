@@ -56,8 +56,12 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 POSTGRES = "postgresql"
 EVERYTHING = bool(os.environ.get("WORKQUEUE_ALL_ORDERS"))
 SWITCHES = 1
-#: A pair that needs two to meet where it hurts, and from where.
-TWICE = ("requeue_old", "enqueue_id+cancel+requeue", "dead")
+#: Pairs that meet where it hurts from one state only, and after how many.
+WHERE = {
+    ("requeue_old", "enqueue_id+cancel+requeue"): ("dead", 2),
+    ("requeue", "enqueue_key+cancel+requeue"): ("dead, its key free", 2),
+    ("enqueue_key", "enqueue_many"): ("dead", 1),
+}
 
 LEASE = 86_400
 BACKOFF = RETENTION = 3600
@@ -113,6 +117,9 @@ def by_w(queue: DatabaseTestQueue) -> Any:
 #: Other arguments, and other acceptances.
 OTHERS: dict[str, Call] = {
     "enqueue_both": lambda q: q.enqueue(item(id="one", dedupe_key="k")),
+    "enqueue_many": lambda q: q.enqueue_many(
+        [item(id="one", dedupe_key="k"), item(id="three", dedupe_key="k")]
+    ),
     "claim_many": lambda q: q.claim_many(worker="c", limit=3),
     "heartbeat_unfenced": lambda q: q.heartbeat(**BY_W),
     "complete_unfenced": lambda q: q.complete(**BY_W),
@@ -128,22 +135,30 @@ ROWS: dict[str, tuple[Call, ...]] = {
     "release+claim": (CALLS["release"], by_w),
     "reap+claim": (CALLS["reap"], by_w),
     "claim+pause": (by_w, lambda q: q.pause(**BY_W)),
+    "claim+fail": (by_w, lambda q: q.fail(**BY_W, error="broken")),
+    "claim+release": (by_w, lambda q: q.release(**BY_W)),
     "complete+enqueue_id": (CALLS["complete"], CALLS["enqueue_id"]),
     "cancel+enqueue_key": (CALLS["cancel"], CALLS["enqueue_key"]),
     "requeue+claim": (CALLS["requeue"], by_w),
     "requeue+cancel": (CALLS["requeue"], CALLS["cancel"]),
     "enqueue_id+cancel+requeue": (CALLS["enqueue_id"], CALLS["cancel"], CALLS["requeue"]),
+    "enqueue_key+cancel+requeue": (
+        CALLS["enqueue_key"],
+        lambda q: q.cancel("two", tenant="acme"),
+        lambda q: q.requeue("two", tenant="acme"),
+    ),
 }
 EVERY = {**{name: (call,) for name, call in {**CALLS, **OTHERS}.items()}, **ROWS}
 #: Of the pairs with others, those that are run always.
 MORE = {
     "claim": "claim_many fail_at_once",
-    "heartbeat": "release+claim reap+claim",
+    "heartbeat": "release+claim reap+claim complete+enqueue_id",
     "complete": "complete_unfenced release+claim complete+enqueue_id",
-    "cancel": "claim_many release_later fail_for_good fail_at_once release+claim claim+pause",
-    "requeue": "enqueue_both requeue_old",
+    "cancel": "claim_many release_later fail_for_good fail_at_once release+claim claim+pause"
+    " claim+fail claim+release",
+    "requeue": "enqueue_both requeue_old enqueue_key+cancel+requeue",
     "enqueue_id": "enqueue_both requeue_old",
-    "enqueue_key": "enqueue_both requeue_old",
+    "enqueue_key": "enqueue_both enqueue_many requeue_old",
     "discard": "requeue_old",
     "prune": "enqueue_both requeue_old requeue+cancel",
     "requeue_old": "requeue_old enqueue_id+cancel+requeue",
@@ -157,6 +172,12 @@ PAIRS = [
 if EVERYTHING:
     PAIRS += [pair for pair in product(CALLS, {**OTHERS, **ROWS}) if pair not in PAIRS]
 # ---------------------------------------------------------------- where the item stands
+
+
+def for_ever() -> DatabaseTestQueue:
+    """The queue, but dead letters are kept."""
+    policy = replace(POLICY, dead_letter_retention_seconds=None)
+    return DatabaseTestQueue(POSTGRES, policy=policy)
 
 
 def queued(queue: DatabaseTestQueue, **fields: Any) -> None:
@@ -234,6 +255,14 @@ def dead_then_completed(queue: DatabaseTestQueue) -> None:
     queue.complete(**ONE, worker="w", fence=queue.claim(worker="w").fence)
 
 
+def dead_then_completed_and_over(queue: DatabaseTestQueue) -> None:
+    """The older one is kept: it inherits the id, and the fence. It still has its key."""
+    dead(for_ever())
+    queue.enqueue(item(id="one"))
+    queue.complete(**ONE, worker="w", fence=queue.claim(worker="w").fence)
+    queue.advance(RETENTION + 1)
+
+
 def dead_and_its_id_live(queue: DatabaseTestQueue) -> None:
     dead(queue)
     queue.enqueue(item(id="one"))
@@ -241,8 +270,7 @@ def dead_and_its_id_live(queue: DatabaseTestQueue) -> None:
 
 def dead_and_its_key_free(queue: DatabaseTestQueue) -> None:
     """Another one had the key, which is over and gone."""
-    for_ever = replace(POLICY, dead_letter_retention_seconds=None)
-    dead(DatabaseTestQueue(POSTGRES, policy=for_ever))
+    dead(for_ever())
     queue.enqueue(item(id="two", dedupe_key="k"))
     queue.cancel("two", tenant="acme")
     queue.advance(RETENTION + 1)
@@ -277,6 +305,7 @@ STATES: dict[str, Callable[[DatabaseTestQueue], None]] = {
     "cancelled and over": over(cancelled),
     "dead twice and over": over(dead_twice),
     "dead, then completed": dead_then_completed,
+    "dead, then completed and over": dead_then_completed_and_over,
     "dead, its id live": dead_and_its_id_live,
     "dead, its key live": dead_and_its_key_live,
     "dead, its key free": dead_and_its_key_free,
@@ -299,9 +328,10 @@ MATTERS_TO = {
     "cancelled and over": {"prune"},
     "dead twice and over": {"prune", "requeue_old", "requeue"},
     "dead, then completed": {"requeue_old", "prune"},
+    "dead, then completed and over": {"prune"},
     "dead, its id live": {"requeue_old"},
     "dead, its key live": {"requeue", "requeue_edited", "enqueue_key", "prune"},
-    "dead, its key free": {"enqueue_key"},
+    "dead, its key free": {"enqueue_key", "enqueue_key+cancel+requeue"},
 }
 
 # ---------------------------------------------------------------- outcomes
@@ -564,8 +594,8 @@ def fences(tables: Tables) -> dict[int, int]:
 
 
 LOCKING_BODIES = {
-    "enqueue_id", "enqueue_key", "enqueue_both", "resume", "cancel", "requeue", "requeue_old",
-    "discard", "prune",
+    "enqueue_id", "enqueue_key", "enqueue_both", "enqueue_many", "resume", "cancel", "requeue",
+    "requeue_old", "discard", "prune",
 }  # fmt: skip
 
 # The third outcome that is right: what somebody has locked is passed over, as if it weren't
@@ -626,6 +656,7 @@ DO_SOMETHING = {
     "cancelled and over": f"prune {_REQUEUE}",
     "dead twice and over": f"discard prune {_REQUEUE}",
     "dead, then completed": "",
+    "dead, then completed and over": "prune",
     "dead, its id live": "cancel claim",
     "dead, its key live": "claim discard fail",
     "dead, its key free": f"discard fail {_REQUEUE}",
@@ -654,7 +685,8 @@ def explore(bench: Bench, one: str, other: str, state: str) -> list[str]:
     pair = (one, other)
     if not EVERYTHING and {*pair}.isdisjoint(MATTERS_TO.get(state, pair)):
         return []
-    if not EVERYTHING and pair == TWICE[:2] and state != TWICE[2]:
+    where, switches = WHERE.get(pair, (state, SWITCHES))
+    if not EVERYTHING and state != where:
         return []
     active = [bench.does_something(name, state) for name in pair]
     if not any(active):
@@ -666,7 +698,7 @@ def explore(bench: Bench, one: str, other: str, state: str) -> list[str]:
         return []
     bench.figures["pairs from a start"] += 1
     start, trouble = bench.start(state), []
-    bound = None if EVERYTHING else 2 if (*pair, state) == TWICE else SWITCHES
+    bound = None if EVERYTHING else switches
     for mixture in mixtures(one, other):
         acts = tuple(
             act(name, start.queue_for(name), in_a_transaction=within)
@@ -720,7 +752,8 @@ def mixtures(one: str, other: str) -> list[tuple[bool, bool]]:
     Which of the two are in a transaction of the caller.
 
     A transaction of the caller adds the gate before the COMMIT, so mostly that is the harder
-    case. But calls that lock bodies also make transactions of their own, several in a row.
+    case. But calls that lock bodies also make transactions of their own, several in a row; and
+    between the write of a call outside one and its reading after that, the id can go on.
     """
     choices = [[False] if name in ROWS else [True, False] for name in (one, other)]
     every = [*product(*choices)]
@@ -728,8 +761,8 @@ def mixtures(one: str, other: str) -> list[tuple[bool, bool]]:
         every.remove((False, True))
     if EVERYTHING:
         return every
-    several = {one, other} <= LOCKING_BODIES
-    return [every[0], every[-1]] if several else [every[0]]
+    both = {one, other} <= LOCKING_BODIES or other == "complete+enqueue_id"
+    return [every[0], every[-1]] if both else [every[0]]
 
 
 def unexplained(end: Outcome, serial: list[Outcome]) -> str:

@@ -1,7 +1,10 @@
 """What a worker does about each error of the database, raised by a server."""
 
 import logging
+import re
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -20,15 +23,20 @@ from django_workqueue import WorkItem, WorkState
 from django_workqueue.exceptions import QueueUnavailableError
 from django_workqueue.handlers import Handler
 from django_workqueue.moves import Completion
+from django_workqueue.moves import Renewal as Renewed
 from django_workqueue.testing import make_queue
 from django_workqueue.worker import trouble
 from django_workqueue.worker.attempts import Held
+from django_workqueue.worker.children import Child, HeldLease
 from django_workqueue.worker.connection import wait_for_database
 from django_workqueue.worker.duty import DutyThread
+from django_workqueue.worker.options import WorkerOptions
+from django_workqueue.worker.renewal import Renewal
 from django_workqueue.worker.settling import Settling
 from django_workqueue.worker.trouble import (
     FIRST_WAIT,
     LONGEST_WAIT,
+    REMEDIES,
     Backoff,
     Remedy,
     remedy_for,
@@ -230,6 +238,54 @@ def test_tries_become_rare_and_yet_leave_time_to_be_back_within_five_seconds():
     # In the first minute of an outage, were every wait the shortest that jitter allows.
     assert sum(1 for n in range(20) if sum(longest[:n]) / 2 < 60) == 20
     assert min(longest[4:]) / 2 >= 1.5
+
+
+def test_the_manual_names_every_sqlstate_with_what_is_done_about_it():
+    page = Path(__file__).parent.parent / "docs" / "databases.md"
+    rows = re.findall(r"^\| (`[0-9A-Z`, ]+).*?\| (.*) \|$", page.read_text(), re.MULTILINE)
+    told = {state: done for states, done in rows for state in re.findall(r"`(\w+)`", states)}
+    assert told.keys() == REMEDIES.keys()
+    words = {
+        Remedy.RECONNECT: "tries again on a new connection",
+        Remedy.AWAIT: "tries again on a new connection, loudly",
+        Remedy.REPEAT: "tries again on the same connection, quietly at first",
+        Remedy.ROW | Remedy.REPEAT: "settles one by one, and tries the locked ones again",
+        Remedy.ROW: "settles one by one, and fails what can't be stored; elsewhere tries again",
+        Remedy.ROW
+        | Remedy.STOP: "settles one by one, and fails what can't be stored; elsewhere ends",
+        Remedy.STOP: "ends",
+    }
+    assert told == {state: words[remedy] for state, remedy in REMEDIES.items()}
+
+
+# Renewal.
+
+
+def test_a_renewal_that_failed_is_tried_again_as_soon_as_the_pause_is_over():
+    options = WorkerOptions(name="w", boot="b", alias=ALIAS, queues=("default",))
+    lease = HeldLease(1, 1, 60.0, None, look_at=0.0)
+    child = Child(1, None, None, None)
+    child.leases[1] = lease
+    child.responsive = lambda: True
+    crew = SimpleNamespace(children=lambda: [child], post=print, tell=print)
+    answers = iter([OperationalError("away"), {}])
+    tries = []
+
+    def renew(worker, claims, *, wait):
+        tries.append(claims)
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return {1: Renewed(expires_at=None, cancel_requested=False)}
+
+    renewal = Renewal(options, crew)
+    renewal._moves = SimpleNamespace(renew=renew)
+    with pytest.raises(OperationalError):
+        renewal.turn()
+    assert 19 < renewal.turn() <= 20
+    assert tries == [[(1, 1)]] * 2
+    assert 19 < renewal.turn() <= 20
+    assert len(tries) == 2
 
 
 # The start.
