@@ -42,10 +42,12 @@ class Holder:
         row, held = self._look()
         claims = [] if held is None else [(row.pk, held)]
         renewed = self._moves.renew(self._worker, claims, wait=True)
-        row = self._reader.row(self._item_id, self._tenant)
-        if not renewed:
-            raise self._refusal(row)
-        return row
+        # The very acceptance: its id may be another's by now.
+        for after in self._reader.rows([row.pk]):
+            if renewed:
+                return after
+            raise self._refusal(after)
+        raise WorkItemNotFoundError(item_id=self._item_id, tenant=self._tenant)
 
     def settle(self, verb: str, settle: Callable[[Any, int], dict[int, WorkState]]) -> Any:
         """

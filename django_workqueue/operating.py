@@ -259,7 +259,7 @@ class Operator:
         with transaction.atomic(using=self._using):
             named = self._all(Hold).filter(queue=queue, tenant=tenant)
             for hold in named:
-                if named.delete()[0]:
+                if named.filter(pk=hold.pk).delete()[0]:
                     self._record_hold("unhold", hold, by, reason, self._moves.now())
                     return _as_value(hold)
         return None

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_workqueue import QueuePolicy, WorkItem
 from django_workqueue.doctor import examine
+from django_workqueue.models import AuditEntry
 from django_workqueue.moves import ClaimRequest
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.testing import DatabaseTestQueue, make_queue
@@ -246,3 +247,50 @@ class TestRotation:
         assert served(queue, 9) == []
         queue.unhold(tenant="b")
         assert served(queue, 9) == ["b"] * 5
+
+
+@pytest.mark.parametrize("verb", ["hold", "unhold"])
+def test_of_two_operators_at_once_one_does_it_and_the_audit_has_one_line(queue, other, verb):
+    if verb == "unhold":
+        queue.hold(tenant="held", by="first")
+    AuditEntry.objects.using(POSTGRES).all().delete()
+    other.begin()
+    done = other.call(partial(getattr(queue, verb), tenant="held", by="first"))
+    with Elsewhere(POSTGRES) as third:
+        again = third.start(partial(getattr(queue, verb), tenant="held", by="second"))
+        third.wait_until_blocked(again)
+        other.commit()
+        assert again.result(20) == (done if verb == "hold" else None)
+    lines = AuditEntry.objects.using(POSTGRES).values_list("verb", "actor")
+    assert [*lines] == [(verb, "first")]
+
+
+def test_a_lift_that_waits_for_another_does_not_lift_what_came_after(queue, other):
+    queue.hold(tenant="held", by="first")
+    other.begin()
+    other.call(partial(queue.unhold, tenant="held"))
+    other.call(partial(queue.hold, tenant="held", by="second"))
+    with Elsewhere(POSTGRES) as third:
+        lift = third.start(partial(queue.unhold, tenant="held"))
+        third.wait_until_blocked(lift)
+        other.commit()
+        lifted = lift.result(20)
+    assert [hold.by for hold in queue.holds()] == ([] if lifted else ["second"])
+    assert lifted is None or lifted.by == "second"
+
+
+def test_a_lift_takes_the_hold_that_it_tells_of(queue, other):
+    """Between its look and its delete the hold is lifted, and another one put in its place."""
+    queue.hold(tenant="held", by="first")
+    met = []
+
+    def meet(execute, sql, *rest):
+        if sql.startswith("DELETE") and not met:
+            met.append(other.call(partial(queue.unhold, tenant="held")))
+            other.call(partial(queue.hold, tenant="held", by="second"))
+        return execute(sql, *rest)
+
+    with connections[POSTGRES].execute_wrapper(meet):
+        lifted = queue.unhold(tenant="held")
+    left = [hold.by for hold in queue.holds()]
+    assert (lifted and lifted.by, left) in ((None, ["second"]), ("second", []))

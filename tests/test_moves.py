@@ -1,11 +1,22 @@
 """The moves between places by themselves: each write re-checks the claim that it acts on."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from django_workqueue import QueuePolicy, WorkItem, WorkState
 from django_workqueue.doctor import examine
 from django_workqueue.failures import FailureKind, describe
-from django_workqueue.models import Counter, Lease, Turn, Waiting
+from django_workqueue.models import (
+    Counter,
+    DeadLetter,
+    Failure,
+    Finished,
+    Lease,
+    Ready,
+    Turn,
+    Waiting,
+)
 from django_workqueue.moves import ClaimRequest, Completion, EndedAttempt, Release
 from django_workqueue.testing import DatabaseTestQueue, make_queue
 
@@ -150,3 +161,72 @@ def test_counters_fold_into_a_row_per_queue(queue):
     assert Counter.objects.using(queue.using).count() == 2
     after = [queue.stats(queue=name) for name in ("default", "email")]
     assert [(s.depth, s.claimed) for s in after] == [(s.depth, s.claimed) for s in before]
+
+
+def stray(model, item, **fields):
+    """A row of *item* in a place where it isn't."""
+    common = {"queue": "default", "tenant": "acme", "fence": 7}
+    return model(item_id=item.job_id, **common, **fields)
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+#: What an item meets where its claim's end puts it: the row, and a settlement that goes there.
+STRAYS = {
+    "finished": (
+        lambda i: stray(Finished, i, state="completed", finished_at=NOW),
+        lambda m, items: m.complete("w", [Completion(item=i, fence=1) for i in items]),
+    ),
+    "ready": (
+        lambda i: stray(Ready, i, rank=0, enqueued_at=NOW),
+        lambda m, items: m.release("w", [Release(item=i, fence=1) for i in items]),
+    ),
+    "waiting": (
+        lambda i: stray(
+            Waiting, i, rank=0, enqueued_at=NOW, due_at=NOW, since=NOW, cause="backoff"
+        ),
+        lambda m, items: m.release("w", [Release(item=i, fence=1, delay=9.0) for i in items]),
+    ),
+    "ready after a failure": (
+        lambda i: stray(Ready, i, rank=0, enqueued_at=NOW),
+        lambda m, items: m.fail("w", [ended(i, 1) for i in items]),
+    ),
+    "waiting after a failure": (
+        lambda i: stray(
+            Waiting, i, rank=0, enqueued_at=NOW, due_at=NOW, since=NOW, cause="backoff"
+        ),
+        lambda m, items: m.fail("w", [ended(i, 1, delay=9.0) for i in items]),
+    ),
+    "dead": (
+        lambda i: stray(DeadLetter, i, dead_at=NOW, reason="rejected"),
+        lambda m, items: m.fail("w", [ended(i, 1, retryable=False) for i in items]),
+    ),
+    "failure": (
+        lambda i: Failure(item_id=i.job_id, number=1, kind="error", failed_at=NOW),
+        lambda m, items: m.fail("w", [ended(i, 1) for i in items]),
+    ),
+    "cancelled by a release": (
+        lambda i: stray(Finished, i, state="cancelled", finished_at=NOW),
+        lambda m, items: m.release("w", [Release(item=i, fence=1) for i in items]),
+    ),
+    "cancelled by a failure": (
+        lambda i: stray(Finished, i, state="cancelled", finished_at=NOW),
+        lambda m, items: m.fail("w", [ended(i, 1) for i in items]),
+    ),
+}
+
+
+@pytest.mark.parametrize("alias", ["sqlite", "postgresql"])
+@pytest.mark.parametrize(("row", "settle"), STRAYS.values(), ids=STRAYS)
+def test_a_row_where_none_should_be_does_not_keep_the_others_from_being_settled(
+    alias, request, row, settle
+):
+    queue = make_queue(alias, QueuePolicy(backoff_seconds=0))
+    queue.enqueue_many(WorkItem(tenant="acme", id=name) for name in ("odd", "good"))
+    odd, good = queue.claim_many(worker="w", limit=2)
+    if "cancelled" in request.node.name:
+        Lease.objects.using(queue.using).update(cancel_requested=True)
+    row(odd).save(using=queue.using, force_insert=True)
+    assert {*settle(queue.moves, [odd.job_id, good.job_id])} == {odd.job_id, good.job_id}
+    assert not Lease.objects.using(queue.using).exists()
+    assert not queue.get("good", tenant="acme").held
+    assert all("good" not in found for found in examine(queue.using))

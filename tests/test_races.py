@@ -1,5 +1,6 @@
 """Two connections to PostgreSQL at once: who wins, who waits, and who is passed over."""
 
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -35,6 +36,11 @@ def other() -> Iterator[Elsewhere]:
 
 def put(queue: DatabaseTestQueue, *ids: str, tenant: str = "acme") -> None:
     queue.enqueue_many([WorkItem(tenant=tenant, id=each) for each in ids])
+
+
+def run(statement: str) -> None:
+    with connections[POSTGRES].cursor() as cursor:
+        cursor.execute(statement)
 
 
 class TestClaims:
@@ -371,3 +377,68 @@ class TestOperators:
         assert (cancelled.state, cancelled.attempts, cancelled.fence) == ("cancelled", 1, 1)
         assert examine(POSTGRES) == []
         assert queue.enqueue(WorkItem(tenant="acme", id="x")).fence == 1
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        lambda moves: moves.fold_counters(),
+        lambda moves: moves.trim_turns("default", "", 1_000),
+    ],
+    ids=["fold_counters", "trim_turns"],
+)
+def test_a_sweep_in_an_open_transaction_does_not_stop_another(queue, other, sweep):
+    """Acceptances and claims sweep too, in whatever transaction they are."""
+    put(queue, "one", "two")
+    queue.claim(worker="w")
+    queue.claim(worker="w")
+    other.begin()
+    other.call(partial(sweep, queue.moves))
+    with Elsewhere(POSTGRES) as third:
+        third.call(partial(sweep, queue.moves))
+    other.commit()
+
+
+def test_an_adoption_locks_in_the_order_of_a_batch(queue, other):
+    put(queue, "one", "two")
+    one = queue.claim_many(worker="w", limit=2)[0].job_id
+    Lease.objects.using(POSTGRES).filter(pk=one).update(process=1)  # now behind the other one
+    other.begin()
+    other.call(partial(queue.complete, "one", tenant="acme", worker="w"))
+    with Elsewhere(POSTGRES) as restarted:
+        restarted.begin()
+        adoption = restarted.start(partial(queue.moves.adopt, "w"))
+        restarted.wait_until_blocked(adoption)
+        other.call(partial(queue.complete, "two", tenant="acme", worker="w"))
+        other.commit()
+        assert adoption.result(20) == {}
+        restarted.commit()
+
+
+def test_a_cancel_that_met_a_transaction_crosswise_is_made_again(queue, other, monkeypatch):
+    """One has the item's lease and waits for its body, the other one the body."""
+    put(queue, "one")
+    queue.claim(worker="w")
+    locked, looked, go_on = Operator._locked, threading.Event(), threading.Event()
+
+    def locked_and_held(self, wish):
+        row = locked(self, wish)
+        looked.set()
+        assert go_on.wait(20)
+        return row
+
+    monkeypatch.setattr(Operator, "_locked", locked_and_held)
+    other.call(partial(run, "set deadlock_timeout = '1min'"))
+    other.begin()
+    other.call(partial(queue.complete, "one", tenant="acme", worker="w"))
+    with Elsewhere(POSTGRES) as operator:
+        operator.call(partial(run, "set deadlock_timeout = '10ms'"))
+        cancel = operator.start(partial(queue.cancel, "one", tenant="acme"))
+        assert looked.wait(20)
+        again = other.start(partial(queue.enqueue, WorkItem(tenant="acme", id="one")))
+        other.wait_until_blocked(again)
+        go_on.set()
+        accepted = again.result(20)
+        other.commit()
+        cancelled = cancel.result(20)
+    assert (cancelled.job_id, cancelled.state) == (accepted.job_id, WorkState.CANCELLED)

@@ -11,7 +11,7 @@ from django.db.models import F
 
 from django_workqueue import QueuePolicy, WorkItem, WorkItemNotFoundError, WorkState
 from django_workqueue.doctor import examine
-from django_workqueue.models import Failure, Finished, QueueItem
+from django_workqueue.models import DeadLetter, Failure, Finished, QueueItem
 from django_workqueue.testing import DatabaseTestQueue, make_queue
 from tests.elsewhere import Elsewhere
 
@@ -214,6 +214,27 @@ class TestSuccession:
         items = self.acceptances(queue, ["completed"] * 4)
         assert queue.prune() == 4
         assert all(map(is_gone, items))
+
+    @pytest.mark.parametrize(
+        ("verb", "more", "place"),
+        [
+            ("complete", {}, Finished),
+            ("fail", {"error": "boom", "retryable": False}, DeadLetter),
+        ],
+    )
+    def test_an_heir_after_which_nothing_was_claimed_is_still_known_by_its_settlement(
+        self, queue, verb, more, place
+    ):
+        queue.enqueue(WorkItem(tenant="acme", id="one"))
+        fence = queue.claim(worker="w").fence
+        settle = partial(getattr(queue, verb), "one", tenant="acme", worker="w", fence=fence)
+        first = settle(**more)
+        later = F("keep_until") + timedelta(days=1)
+        place.objects.using(POSTGRES).filter(item_id=first.job_id).update(keep_until=later)
+        queue.enqueue(WorkItem(tenant="acme", id="one"))
+        queue.cancel("one", tenant="acme")
+        assert queue.prune() == 1
+        assert settle(**more).job_id == first.job_id
 
     @pytest.mark.parametrize("limit", [1, 2, 3])
     def test_small_batches_hand_the_id_on_step_by_step(self, queue, limit):
