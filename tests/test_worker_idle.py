@@ -112,7 +112,7 @@ def test_an_upkeep_with_nothing_to_do_only_looks(backend, django_assert_max_num_
     assert Counter.objects.using(queue.using).count() == counters
     # But what there is to do, it does.
     turns.create(queue="default", number=TURNS_KEPT + 1, item=1, tenant="t")
-    waiting.update(due_at=queue.moves.now())
+    waiting.update(due_at=queue.moves.now() - timedelta(seconds=1))
     upkeep._tidy()
     assert (turns.count(), waiting.count()) == (TURNS_KEPT + 1, 0)
 
