@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from tests.postgres import ExternalPostgres, NoBinariesError, PostgresServer, op
 pytest.register_assert_rewrite("django_workqueue.conformance")
 
 ROOT = Path(__file__).parent.parent
+
+# In a shell's background job it is ignored, and would be by what the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,10 @@ class Workers:
                 continue
             # Stopped first, so that what it holds is what it will have held; what it had sent
             # to the database before may still be carried out.
-            os.kill(pid, signal.SIGSTOP)
+            try:
+                os.kill(pid, signal.SIGSTOP)
+            except ProcessLookupError:  # it has ended of its own accord
+                continue
             time.sleep(SECONDS_TO_CARRY_OUT)
             held = self._run.leases.filter(worker=self._name, process=number)
             if jobs := sorted(held.values_list("item", flat=True)):
