@@ -306,7 +306,7 @@ class DeadLetter(models.Model):
             models.Index(name="wq_dead_by_time", fields=["dead_at"]),
             models.Index(
                 name="wq_dead_to_prune",
-                fields=["keep_until"],
+                fields=["keep_until", "item"],
                 condition=Q(keep_until__isnull=False),
             ),
         ]
@@ -333,7 +333,7 @@ class Finished(models.Model):
     class Meta:
         verbose_name = _("finished item")
         verbose_name_plural = _("finished items")
-        indexes = [models.Index(name="wq_finished_to_prune", fields=["keep_until"])]
+        indexes = [models.Index(name="wq_finished_to_prune", fields=["keep_until", "item"])]
         constraints = [
             models.CheckConstraint(
                 name="wq_finished_is_completed_or_cancelled",

@@ -706,13 +706,13 @@ class Migration(migrations.Migration):
             model_name="deadletter",
             index=models.Index(
                 condition=models.Q(("keep_until__isnull", False)),
-                fields=["keep_until"],
+                fields=["keep_until", "item"],
                 name="wq_dead_to_prune",
             ),
         ),
         migrations.AddIndex(
             model_name="finished",
-            index=models.Index(fields=["keep_until"], name="wq_finished_to_prune"),
+            index=models.Index(fields=["keep_until", "item"], name="wq_finished_to_prune"),
         ),
         migrations.AddConstraint(
             model_name="finished",

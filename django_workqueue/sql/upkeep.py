@@ -34,13 +34,13 @@ select queue, sum(ready), sum(waiting), sum(claimed), sum(paused), sum(dead_lett
 # left of an item that somebody deleted goes too, or it would be in the way of all that follow.
 _PRUNE: Final = timed("""
 with over as materialized (
-  select item
+  select ctid as tid, item
     from django_workqueue_{place}
    where keep_until <= {now}
    order by keep_until, item
    limit %(limit)s::int
 ), candidate as materialized (
-  select over.item, body.id is null as deleted, heir.id as heir
+  select over.tid, over.item, body.id is null as deleted, heir.id as heir
     from over
     left join lateral (
       select id, tenant, item_id
@@ -63,7 +63,7 @@ with over as materialized (
    order by id
      for update skip locked
 ), prunable as materialized (
-  select item, heir
+  select tid, item, heir
     from candidate
    where (deleted or item in (select id from locked))   -- a hashed subplan, not a nested loop
      and (heir is null
@@ -72,8 +72,8 @@ with over as materialized (
              and heir not in (select item from over))
 ), gone as (
   delete from django_workqueue_{place}
-   where item = any(array(select item from prunable))
-     and keep_until <= {now}
+   where ctid = any(array(select tid from prunable))
+     and {now} - keep_until >= interval '0'   -- not a range of the index of all that is over
   returning item, queue, fence, {state}
 ), failures as (
   delete from django_workqueue_failure
