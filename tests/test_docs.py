@@ -80,6 +80,9 @@ def plain(cell):
 
 PYTHON = ("python", "{code-block} python")
 
+# The columns of a table are as wide as the run's own ids and moments make them.
+LIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
 
 @pytest.fixture
 def own_registry(monkeypatch):
@@ -113,7 +116,7 @@ def prove(made, settings, monkeypatch):
 @pytest.mark.usefixtures("own_registry")
 @pages_with(*PYTHON, but=TUTORIAL)
 def test_the_python_examples_of_a_page_hold(page, settings, monkeypatch):
-    document = Sybil([PythonCodeBlockParser(doctest_optionflags=doctest.ELLIPSIS)]).parse(page)
+    document = Sybil([PythonCodeBlockParser(doctest_optionflags=LIKE)]).parse(page)
     namespace = document.namespace
     namespace["__name__"] = f"docs.{page.stem}"
     examples = list(document.examples())
