@@ -136,7 +136,9 @@ class PostgresMoves:
             told = _as_json([{"item": item, "fence": fence} for item, fence in batch])
             for row in self._run(statement, worker=worker, claims=told):
                 renewed[row["item"]] = Renewal(
-                    expires_at=row["expires_at"], cancel_requested=row["cancel_requested"]
+                    expires_at=row["expires_at"],
+                    cancel_requested=row["cancel_requested"],
+                    renewable_for=row["renewable_for"],
                 )
         return renewed
 

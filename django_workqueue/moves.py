@@ -88,10 +88,15 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """A renewed lease, and whether its work should stop."""
+    """
+    A renewed lease, and whether its work should stop.
+
+    `renewable_for`: seconds until the claim reaches its ``max_lease_seconds``.
+    """
 
     expires_at: datetime
     cancel_requested: bool
+    renewable_for: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,12 @@ import time
 import pytest
 import yaml
 from django.core.management import load_command_class
+from django.db import connections
 
 from django_workqueue.conf import WorkerSettings
 from django_workqueue.worker.supervisor import EXIT_FAILED, EXIT_PROCESS_DIED
 from tests.project import Project
+from tests.proxy import Proxy, redirect
 from tests.test_docs import DOCS, blocks
 from tests.workers import eventually
 
@@ -144,17 +146,6 @@ def test_the_exit_code_tells_a_clean_end_from_a_refusal_and_a_wrong_line(
 
 
 @DATABASE
-def test_a_database_that_can_not_be_reached_at_the_start_is_a_1_without_a_traceback(scene):
-    it = scene("sqlite")
-    it.environment["WORKQUEUE_TEST_DATABASES"] = "{}"
-    it.theirs = "postgresql"  # whose host doesn't exist, then
-    worker = it.start()
-    assert worker.wait() == 1
-    assert "The database can't be reached: " in worker.log
-    assert "Traceback" not in worker.log
-
-
-@DATABASE
 def test_a_death_shows_in_the_exit_code_of_an_orderly_end(scene):
     it = scene("sqlite")
     it.enqueue("die", "one", max_attempts=1)
@@ -197,3 +188,50 @@ def test_a_queue_that_nobody_knows_is_pointed_out_and_served(scene):
     assert warnings == [
         "queue is neither in QUEUES nor ever used: queue=defualt did_you_mean=default"
     ]
+
+
+# A start without the database.
+
+
+@pytest.fixture
+def away(scene):
+    """The scene of a test whose processes don't reach their database, and what stops them."""
+    it = scene("postgresql")
+    with Proxy(int(connections.settings["postgresql"]["PORT"])) as proxy:
+        proxy.refuse()
+        redirect(it.environment, PORT=proxy.port)
+        yield it, proxy
+
+
+@DATABASE
+def test_a_service_waits_for_its_database_and_says_so(away, tmp_path):
+    it, proxy = away
+    it.enqueue("leave_trace", "one")
+    file = tmp_path / "health"
+    worker = it.start("--health-file", str(file))
+    eventually(lambda: worker.log.count("database trouble: duty=start") == 2)
+    assert file.read_text() == "not ready: starting\n"
+    proxy.accept()
+    it.completed("one")
+    assert "database back: duty=start" in worker.log
+    assert "Traceback" not in worker.log
+
+
+@DATABASE
+@pytest.mark.parametrize("option", ["--until-empty", "--reload"])
+def test_whoever_looks_on_is_told_that_there_is_no_database(option, away):
+    worker = away[0].start(option)
+    assert worker.wait() == 1
+    assert "The database can't be reached: " in worker.log
+    assert "Traceback" not in worker.log
+
+
+@DATABASE
+def test_a_wait_for_the_database_is_broken_off_by_a_signal(away):
+    it, _ = away
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)):
+        worker = it.start()
+        eventually(lambda log=worker: "database trouble: duty=start" in log.log)
+        worker.send(number)
+        assert worker.wait() == code
+        assert "Traceback" not in worker.log

@@ -139,6 +139,15 @@ class TestBatches:
         counted = [queue.get(item.id, tenant="acme").attempts for item in (b, c, d)]
         assert counted == [1, 0, 1]
 
+    @pytest.mark.parametrize("wait", [True, False])
+    def test_a_renewal_tells_for_how_long_the_claim_can_still_be_renewed(self, queue, wait):
+        item = queue.enqueue(WorkItem(tenant="acme"))
+        queue.claim(worker="w")
+        for seconds, left in ((0, 3600.0), (50, 3550.0), (50, 3500.0)):
+            queue.advance(seconds)
+            renewed = queue.moves.renew("w", [(item.job_id, 1)], wait=wait)[item.job_id]
+            assert renewed.renewable_for == pytest.approx(left, abs=20)
+
     def test_nothing_to_do_is_nothing_done(self, queue):
         moves = queue.moves
         assert moves.accept([]) == {}

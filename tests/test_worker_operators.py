@@ -1,9 +1,11 @@
 """What operators do while `manage.py runworkers` works: pause, cancel, hold, retention."""
 
+import signal
+
 import pytest
 
 from django_workqueue import QueuePolicy, WorkItem, WorkState
-from django_workqueue.models import QueueItem, Sample
+from django_workqueue.models import QueueItem, Sample, WorkerProcess
 from tests.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -104,3 +106,26 @@ def test_a_worker_tells_of_others_that_go_by_other_settings(backend, scene):
     eventually(lambda: "process started" in third.log)
     for name in ("first", "second"):
         assert f"worker with other settings: name={name} queues=default, mail" in third.log
+
+
+def test_two_services_of_one_name_would_end_each_other_so_the_second_is_refused(scene):
+    it = scene("postgresql")
+    first = it.start("--name", "shop", "--queues", "mail")
+    eventually(lambda: "process started" in first.log)
+    second = it.start("--name", "shop", "--queues", "video")
+    assert second.wait() == 1
+    assert "serves other queues, mail" in second.log
+    assert "would serve video" in second.log
+    # Of its own later start with a queue more it is none.
+    third = it.start("--name", "shop", "--queues", "mail,video")
+    assert first.wait() == 0
+    assert "draining: reason=a newer start has the same name" in first.log
+    # And one that ends stands in nobody's way.
+    it.enqueue("wait", "one", queue="mail")
+    it.started("one")
+    third.send(signal.SIGTERM)
+    shown = WorkerProcess.objects.using(it.alias).filter(state="draining")
+    eventually(shown.exists)
+    fourth = it.start("--name", "shop", "--queues", "other", "--until-empty")
+    assert fourth.wait() == 0
+    it.file("one").touch()

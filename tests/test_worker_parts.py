@@ -21,9 +21,10 @@ from django_workqueue.handlers import Handler
 from django_workqueue.items import stored_item
 from django_workqueue.moves import Completion, EndedAttempt, Release
 from django_workqueue.worker import children
-from django_workqueue.worker.attempts import CANCELLED, SHUTDOWN, TIMEOUT, Held
+from django_workqueue.worker.attempts import Held, cut
 from django_workqueue.worker.channel import Channel, ChannelClosedError
 from django_workqueue.worker.children import Child
+from django_workqueue.worker.reasons import CANCELLED, RETIRED, SHUTDOWN, TIMEOUT
 from django_workqueue.worker.slots import Slots
 from django_workqueue.worker.trouble import Backoff
 from django_workqueue.worker.wakeup import Wakeup
@@ -261,6 +262,7 @@ def test_a_result_that_can_not_be_stored_is_a_failure():
 STOPPED = [
     (TIMEOUT, FailureKind.TIMEOUT, "exceeded its time limit of 2 s", None),
     (SHUTDOWN, FailureKind.SHUTDOWN, "interrupted by worker shutdown", 0.0),
+    (RETIRED, FailureKind.DIED, "worker process died", 0.0),
 ]
 
 
@@ -292,6 +294,24 @@ def test_a_handler_that_heeds_the_word_to_stop_fails_for_its_reason(
     bench.slots.stop(each, reason)
     end = bench.end_of(each)
     assert (end.kind, end.text.message, end.delay) == (kind, message, delay)
+
+
+@pytest.mark.parametrize(("reason", "kind", "message", "delay"), STOPPED)
+def test_an_attempt_that_is_cut_is_settled_by_the_reason_it_was_stopped_for(
+    reason, kind, message, delay
+):
+    each = held(lambda payload, context: None, timeout=2)
+    each.stopped = reason
+    end = cut(each)
+    assert (end.kind, end.text.message, end.delay) == (kind, message, delay)
+
+
+def test_of_an_attempt_that_is_cut_a_wish_to_cancel_is_heeded_and_a_loss_settles_nothing():
+    each = held(lambda payload, context: None)
+    each.stopped = CANCELLED
+    assert cut(each) == Release(item=1, fence=7)
+    each.stopped = "taken"
+    assert cut(each) is None
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])

@@ -276,7 +276,7 @@ def test_a_renewal_that_failed_is_tried_again_as_soon_as_the_pause_is_over():
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
-        return {1: Renewed(expires_at=None, cancel_requested=False)}
+        return {1: Renewed(expires_at=None, cancel_requested=False, renewable_for=3600.0)}
 
     renewal = Renewal(options, crew)
     renewal._moves = SimpleNamespace(renew=renew)

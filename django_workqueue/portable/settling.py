@@ -48,7 +48,9 @@ class Settling(Base):
                 lease.expires_at = max(lease.expires_at, longest)
                 lease.save(using=self._alias, update_fields=["expires_at"])
                 renewed[item] = Renewal(
-                    expires_at=lease.expires_at, cancel_requested=lease.cancel_requested
+                    expires_at=lease.expires_at,
+                    cancel_requested=lease.cancel_requested,
+                    renewable_for=(lease.renewable_until - now).total_seconds(),
                 )
         return renewed
 

@@ -26,7 +26,8 @@ update django_workqueue_lease
          expires_at,
          least({clock} + interval '1 second' * lease_seconds, renewable_until))
  where item = any(array(select item from mine))
-returning item, expires_at, cancel_requested
+returning item, expires_at, cancel_requested,
+          extract(epoch from renewable_until - {clock})::float8 as renewable_for
 """)
 RENEW_ONE: Final = RENEW.replace("{patience}", "")
 RENEW_MANY: Final = RENEW.replace("{patience}", "skip locked")

@@ -24,8 +24,9 @@ from django_workqueue.failures import FailureKind, describe
 from django_workqueue.handlers import Context, Handler, Pause, Reject, Retry
 from django_workqueue.items import WorkItem, encode_result
 from django_workqueue.moves import Completion, EndedAttempt, Release
-from django_workqueue.policy import WORKER_SHUTDOWN
+from django_workqueue.policy import WORKER_DIED, WORKER_SHUTDOWN
 from django_workqueue.worker.options import exceeded
+from django_workqueue.worker.reasons import CANCELLED, RETIRED, SETTLING_REASONS, TIMEOUT
 
 if TYPE_CHECKING:
     from django_workqueue.queues import DatabaseWorkQueue
@@ -33,12 +34,6 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("django_workqueue")
 
 Settlement = Completion | EndedAttempt | Release
-
-#: Why a handler was told to stop. Every other reason means that the claim is lost.
-TIMEOUT: Final = "timeout"
-SHUTDOWN: Final = "shutdown"
-CANCELLED: Final = "cancelled"
-SETTLING_REASONS: Final = frozenset({TIMEOUT, SHUTDOWN, CANCELLED})
 
 #: Seconds until an item is tried again for whose handler no transaction could be begun.
 NO_TRANSACTION_DELAY: Final = 2.0
@@ -212,16 +207,11 @@ def _completed(queue: DatabaseWorkQueue, held: Held, result: Any) -> Settlement 
 
 def _ended(held: Held, error: BaseException) -> Settlement | None:
     """Say what becomes of an attempt that ended with *error*."""
-    interrupted = isinstance(error, ClaimLostError | asyncio.CancelledError)
     if held.lost:
         log_lost(held, held.stopped)
-        return None
-    if held.stopped == TIMEOUT:
-        return failed(held, exceeded(held.item.timeout_seconds), FailureKind.TIMEOUT)
-    if held.stopped == SHUTDOWN and interrupted:
+    interrupted = isinstance(error, ClaimLostError | asyncio.CancelledError)
+    if held.lost or held.stopped == TIMEOUT or (held.stopped and interrupted):
         return cut(held)
-    if held.stopped == CANCELLED and interrupted:
-        return Release(item=held.job_id, fence=held.fence)
     if isinstance(error, Pause):
         logger.info(
             "paused: queue=%s tenant=%s item=%s reason=%s",
@@ -238,8 +228,16 @@ def _ended(held: Held, error: BaseException) -> Settlement | None:
     return failed(held, error)
 
 
-def cut(held: Held) -> EndedAttempt:
-    """Settle an attempt that a drain has cut short."""
+def cut(held: Held) -> Settlement | None:
+    """Settle an attempt that was cut short, by why it was."""
+    if held.lost:
+        return None
+    if held.stopped == TIMEOUT:
+        return failed(held, exceeded(held.item.timeout_seconds), FailureKind.TIMEOUT)
+    if held.stopped == CANCELLED:
+        return Release(item=held.job_id, fence=held.fence)
+    if held.stopped == RETIRED:
+        return failed(held, WORKER_DIED, FailureKind.DIED, delay=0.0)
     return failed(held, WORKER_SHUTDOWN, FailureKind.SHUTDOWN, delay=0.0)
 
 

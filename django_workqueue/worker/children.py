@@ -30,8 +30,9 @@ _BOOTSTRAP: Final = (
 )
 
 
-#: Seconds after its time limit for which a handler that doesn't stop keeps its lease.
-TIMEOUT_GRACE: Final = 5.0
+#: Seconds after its time limit for which a handler that doesn't stop keeps its lease, and
+#: seconds after the cap of its claim for which it keeps its process.
+STOP_GRACE: Final = 5.0
 
 
 @dataclass(eq=False, slots=True)
@@ -47,18 +48,20 @@ class HeldLease:
     begun: bool = False
     #: When the supervisor is to end it, because its handler doesn't stop.
     overdue_at: float = math.inf
+    #: When it has surely reached its ``max_lease_seconds``, once that is known.
+    capped_at: float = math.inf
     cancel_told: bool = False
 
     def begin(self, at: float) -> None:
         """Note that its handler began."""
         self.begun = True
         if self.timeout is not None:
-            self.overdue_at = at + self.timeout + TIMEOUT_GRACE
+            self.overdue_at = at + self.timeout + STOP_GRACE
             self.look_again(self.look_at)
 
     def look_again(self, at: float) -> None:
-        """Look again at that time, or when it is overdue."""
-        self.look_at = min(at, self.overdue_at)
+        """Look again at that time, or when it is overdue or capped."""
+        self.look_at = min(at, self.overdue_at, self.capped_at)
 
 
 @dataclass
@@ -89,6 +92,8 @@ class Child:
         #: Begun claims (fence by item) that it holds no longer, though how they ended may
         #: not be stored: should one still stand when the process ends, it isn't unspent.
         self.unsettled: dict[int, int] = {}
+        #: When a handler is to have stopped whose claim has reached its cap, by the item.
+        self.capped: dict[int, float] = {}
         #: How many items it has begun.
         self.begun = 0
         #: It has free slots, and found nothing more due.
@@ -97,6 +102,8 @@ class Child:
         self.ready = False
         #: It claims nothing more, and will end.
         self.leaving = False
+        #: It is being replaced, because a handler doesn't stop.
+        self.retired = False
         #: The queues for which it was woken, until it shows what it found there.
         self.woken_for: list[str] = []
         #: False once its end of the channel is closed.

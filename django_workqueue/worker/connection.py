@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, Self, TypeVar
 
 from django.db import OperationalError, connections
@@ -46,9 +46,10 @@ def own_connection(alias: str, purpose: str) -> None:
     connections[alias] = _make(alias, purpose)
 
 
-def wait_for_database(alias: str) -> None:
+def wait_for_database(alias: str, waits: Callable[[], None] = lambda: None) -> None:
     """
-    Return once a PostgreSQL database lets us in. Until then say each time why it doesn't.
+    Return once a PostgreSQL database lets us in. Until then say each time why it doesn't, and
+    call *waits*.
 
     Also a wrong password and a missing database are waited for: the driver tells them from a
     server that is down by nothing but words in the server's language, and both can be put
@@ -60,7 +61,9 @@ def wait_for_database(alias: str) -> None:
         try:
             connection.ensure_connection()
         except OperationalError as error:
-            time.sleep(back_off(trouble, alias, "duty=start", error))
+            wait = back_off(trouble, alias, "duty=start", error)
+            waits()
+            time.sleep(wait)
     connection.close()
     if trouble.over():
         logger.info("database back: duty=start")

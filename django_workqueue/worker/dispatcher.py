@@ -255,7 +255,7 @@ class Dispatcher:
         for held in self.slots.running():
             name, job_id = held.handler.name, held.job_id
             logger.warning("handler did not stop: handler=%s item=%s", name, job_id)
-            self._end(held, None if held.lost else cut(held))
+            self._end(held, cut(held))
 
     # Claiming.
 

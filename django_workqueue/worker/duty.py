@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -32,6 +33,7 @@ class DutyThread:
         self._nudged = threading.Event()
         self._ending = threading.Event()
         self._trouble = Backoff()
+        self._troubled_at: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"workqueue-{purpose}", daemon=True)
 
     def start(self) -> None:
@@ -55,6 +57,12 @@ class DutyThread:
     def finish(self) -> None:
         """Do what is to be done at the end."""
 
+    @property
+    def troubled_for(self) -> float:
+        """Seconds since the first turn began that has not ended well; 0.0: all have."""
+        began = self._troubled_at
+        return 0.0 if began is None else time.monotonic() - began
+
     def _run(self) -> None:
         own_connection(self._alias, self._purpose)
         try:
@@ -69,12 +77,15 @@ class DutyThread:
             connections[self._alias].close()
 
     def _guarded(self, turn: Callable[[], float | None]) -> float | None:
+        if self._troubled_at is None:
+            self._troubled_at = time.monotonic()
         try:
             wait = turn()
         except Error as error:
             if is_hopeless(error):
                 raise
             return back_off(self._trouble, self._alias, f"duty={self._purpose}", error)
+        self._troubled_at = None
         if self._trouble.over():
             logger.info("database back: duty=%s", self._purpose)
         return wait

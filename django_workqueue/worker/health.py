@@ -13,8 +13,6 @@ from typing import Final
 from django_workqueue.worker.children import Child
 from django_workqueue.worker.duty import DutyThread
 from django_workqueue.worker.presence import PRESENCE_LAPSE
-from django_workqueue.worker.renewal import Renewal
-from django_workqueue.worker.upkeep import Upkeep
 
 logger: Final = logging.getLogger("django_workqueue")
 
@@ -50,33 +48,6 @@ class HealthFile:
         self._path.unlink(missing_ok=True)
 
 
-class Watched(DutyThread):
-    """A duty of which can be told for how long it has failed, or hung."""
-
-    _troubled_at: float | None = None
-
-    def turn(self) -> float | None:
-        if self._troubled_at is None:
-            self._troubled_at = time.monotonic()
-        wait = super().turn()
-        self._troubled_at = None
-        return wait
-
-    @property
-    def trouble(self) -> float:
-        """Seconds since the first turn began that has not ended well; 0.0: all have."""
-        began = self._troubled_at
-        return 0.0 if began is None else time.monotonic() - began
-
-
-class WatchedRenewal(Watched, Renewal):
-    """Renewal, watched."""
-
-
-class WatchedUpkeep(Watched, Upkeep):
-    """Upkeep, watched."""
-
-
 class Health:
     """
     What the supervisor's main thread tells of the worker, every few seconds.
@@ -85,7 +56,7 @@ class Health:
     for no handler. That it says `READY` says that the worker can do its work.
     """
 
-    def __init__(self, path: str | None, duties: dict[str, Watched]) -> None:
+    def __init__(self, path: str | None, duties: dict[str, DutyThread]) -> None:
         self._file = None if path is None else HealthFile(path)
         self._duties = duties
         self._failing = False
@@ -116,8 +87,8 @@ class Health:
 
     def _obstacle(self, children: Sequence[Child]) -> str:
         for name, duty in self._duties.items():
-            if duty.trouble >= STALLED:
-                return f"no {name} for {duty.trouble:.0f} s"
+            if duty.troubled_for >= STALLED:
+                return f"no {name} for {duty.troubled_for:.0f} s"
         if not any(child.serving and child.responsive() for child in children):
             return "no process responds"
         return ""

@@ -36,6 +36,19 @@ def lives(row: WorkerProcess, now: datetime) -> bool:
     return True
 
 
+def namesake(options: WorkerOptions, now: datetime) -> WorkerProcess | None:
+    """
+    Return a living worker of the same name that serves none of the same queues, if there is one.
+
+    It is no earlier start of this one but another service, started by a copied line: the two
+    would end each other in turn, for ever.
+    """
+    rows = WorkerProcess._base_manager.using(options.alias).filter(name=options.name)
+    others = rows.exclude(boot=options.boot).exclude(state="draining")
+    strangers = (row for row in others if not {*row.queues} & {*options.queues})
+    return next((row for row in strangers if lives(row, now)), None)
+
+
 def shown_settings(options: WorkerOptions) -> dict[str, Any]:
     """Return what others are to know of a worker's settings: its size, and its queues' policies."""
     settings = get_settings()

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import django
@@ -32,6 +33,7 @@ from django_workqueue.worker.options import (
     WorkerOptions,
     configure_logging,
 )
+from django_workqueue.worker.reasons import CANCELLED, EXPIRED, SHUTDOWN, TIMEOUT
 from django_workqueue.worker.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -154,7 +156,7 @@ class Process:
                 # on, and a lease is judged by what was told until then.
                 now = time.monotonic()
                 if self._wakeup.take():
-                    self._drain(self._options.stop_timeout)
+                    self._drain(self._options.stop_timeout, SHUTDOWN)
                 if connected and not self._listen():
                     connected = False
                     selector.unregister(self._channel)
@@ -190,7 +192,7 @@ class Process:
             self._obey(self._channel.receive())
         except ChannelClosedError:
             logger.warning("supervisor gone: process=%s", self._number)
-            self._drain(min(ORPHAN_TIMEOUT, self._options.stop_timeout))
+            self._drain(min(ORPHAN_TIMEOUT, self._options.stop_timeout), SHUTDOWN)
             return False
         return True
 
@@ -209,8 +211,6 @@ class Process:
                 self._dispatcher.slots.stop(held, reason)
 
     def _cancel(self, claims: list[tuple[int, int]]) -> None:
-        from django_workqueue.worker.attempts import CANCELLED
-
         for job_id, fence in claims:
             if held := self._dispatcher.held(job_id, fence):
                 self._dispatcher.slots.stop(held, CANCELLED)
@@ -231,21 +231,19 @@ class Process:
         return self._dispatcher.slots.running()
 
     def _watch_the_clock(self, now: float) -> None:
-        from django_workqueue.worker.attempts import TIMEOUT
-
         for held in self._running():
             limit = _time_limit(held)
             if limit is not None and limit <= now:
                 self._dispatcher.slots.stop(held, TIMEOUT)
             if held.lapsed(now) and not held.lost:
-                self._dispatcher.slots.stop(held, "expired")
+                self._dispatcher.slots.stop(held, EXPIRED)
         due = [do for at, do in self._agenda if at <= now]
         self._agenda = [(at, do) for at, do in self._agenda if at > now]
         for do in due:
             do()
 
-    def _drain(self, timeout: float) -> None:
-        """Finish what runs within *timeout* seconds, cut the rest, and end."""
+    def _drain(self, timeout: float, reason: str) -> None:
+        """Finish what runs within *timeout* seconds, cut the rest for that *reason*, and end."""
         if self._draining:
             return
         self._draining = True
@@ -253,16 +251,14 @@ class Process:
         self._dispatcher.drain()
         stop = time.monotonic() + timeout
         self._agenda = [
-            (stop, self._stop_running),
+            (stop, partial(self._stop_running, reason)),
             (stop + CANCEL_GRACE, self._dispatcher.abandon),
             (stop + CANCEL_GRACE + SETTLE_GRACE, self._give_up),
         ]
 
-    def _stop_running(self) -> None:
-        from django_workqueue.worker.attempts import SHUTDOWN
-
+    def _stop_running(self, reason: str) -> None:
         for held in self._running():
-            self._dispatcher.slots.stop(held, SHUTDOWN)
+            self._dispatcher.slots.stop(held, reason)
 
     def _give_up(self) -> None:
         logger.error("ends not stored: process=%s", self._number)

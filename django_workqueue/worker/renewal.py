@@ -14,6 +14,7 @@ from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.children import Child, Crew, HeldLease, News
 from django_workqueue.worker.duty import DutyThread
 from django_workqueue.worker.options import WorkerOptions
+from django_workqueue.worker.reasons import CAPPED, EXPIRED, TAKEN
 
 
 class Renewal(DutyThread):
@@ -46,6 +47,9 @@ class Renewal(DutyThread):
             for lease in leases:
                 if lease.overdue_at <= began:
                     self._post(partial(self._crew.overdue, child, lease))
+                elif lease.capped_at <= began:
+                    lost = [(lease.item, lease.fence, CAPPED)]
+                    self._post(partial(self._crew.tell, child, News(at=began, lost=lost)))
                 elif alive:
                     due.append((child, lease))
                 else:
@@ -59,6 +63,7 @@ class Renewal(DutyThread):
     def _renew(self, due: Sequence[tuple[Child, HeldLease]], began: float) -> None:
         claims = [(lease.item, lease.fence) for _, lease in due]
         renewed = self._moves.renew(self._worker, claims, wait=False)
+        answered = time.monotonic()
         missing = {lease.item for _, lease in due} - renewed.keys()
         lost = self._why(missing, {lease.item: lease for _, lease in due}) if missing else {}
         for child in {child for child, _ in due}:
@@ -66,6 +71,8 @@ class Renewal(DutyThread):
             for owner, lease in due:
                 if owner is not child:
                     continue
+                if lease.item in renewed:
+                    lease.capped_at = answered + renewed[lease.item].renewable_for
                 # Not before the answer: after trouble of the database it is asked again soon.
                 lease.look_again(began + lease.seconds / (3 if lease.item in renewed else 6))
                 if lease.item in lost:
@@ -87,9 +94,9 @@ class Renewal(DutyThread):
         for item in missing:
             row = standing.get((item, asked[item].fence))
             if row is None:
-                reasons[item] = "taken"
+                reasons[item] = TAKEN
             elif row.renewable_until <= now:
-                reasons[item] = "capped"
+                reasons[item] = CAPPED
             elif row.expires_at <= now:
-                reasons[item] = "expired"
+                reasons[item] = EXPIRED
         return reasons

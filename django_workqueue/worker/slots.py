@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from django_workqueue.moves import Release
 from django_workqueue.worker.attempts import (
-    SETTLING_REASONS,
     Held,
     Settlement,
     cancel,
@@ -28,6 +27,7 @@ from django_workqueue.worker.attempts import (
     run_sync,
 )
 from django_workqueue.worker.channel import ChannelClosedError
+from django_workqueue.worker.reasons import SETTLING_REASONS
 
 if TYPE_CHECKING:
     from django_workqueue.queues import DatabaseWorkQueue

@@ -22,11 +22,13 @@ from typing import Any, Final
 from django_workqueue.conf import get_settings
 from django_workqueue.failures import FailureKind
 from django_workqueue.worker.channel import ChannelClosedError
-from django_workqueue.worker.children import Child, HeldLease, News, start_child
-from django_workqueue.worker.health import Health, WatchedRenewal, WatchedUpkeep
+from django_workqueue.worker.children import STOP_GRACE, Child, HeldLease, News, start_child
+from django_workqueue.worker.health import Health
 from django_workqueue.worker.options import CANCEL_GRACE, SETTLE_GRACE, WorkerOptions
+from django_workqueue.worker.reasons import CAPPED, OVERDUE, RETIRED, SHUTDOWN
+from django_workqueue.worker.renewal import Renewal
 from django_workqueue.worker.trouble import Backoff
-from django_workqueue.worker.upkeep import Death
+from django_workqueue.worker.upkeep import Death, Upkeep
 from django_workqueue.worker.wakeup import Wakeup
 
 logger: Final = logging.getLogger("django_workqueue")
@@ -58,8 +60,8 @@ class Supervisor:
         self._posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._wakeup = Wakeup([signal.SIGINT, signal.SIGTERM, signal.SIGCHLD])
         self._selector = selectors.DefaultSelector()
-        self._renewal = WatchedRenewal(options, self)
-        self._upkeep = WatchedUpkeep(options, self)
+        self._renewal = Renewal(options, self)
+        self._upkeep = Upkeep(options, self)
         duties = {"renewal": self._renewal, "upkeep": self._upkeep}
         self._health = Health(options.health_file, duties)
         self._stop_timeout = options.stop_timeout
@@ -115,6 +117,8 @@ class Supervisor:
         for child in self.children():
             if child.deadline <= now and not child.killed:
                 self._kill(child, "did not end in time")
+            if min(child.capped.values(), default=math.inf) <= now:
+                self._replace(child)
         self._supply()
         obstacle = "draining" if self._draining else "" if self._may_claim else "starting"
         self._health.tell(obstacle, self.children())
@@ -123,6 +127,7 @@ class Supervisor:
         """Seconds after which something is to be done of its own accord; None: nothing."""
         now = time.monotonic()
         times = [child.deadline - now for child in self.children() if not child.killed]
+        times += [at - now for child in self.children() for at in child.capped.values()]
         times.append(self._health.next_at - now)
         if self._restart.remaining:
             times.append(self._restart.remaining)
@@ -226,7 +231,7 @@ class Supervisor:
             self._restart.over()
         if child.budget is not None and self._budget is not None:
             self._budget += max(0, child.budget - child.begun)
-        cut_by_drain = child.killed and self._draining
+        cut_by_drain = child.killed and self._draining and not child.retired
         self._upkeep.bury(
             Death(
                 process=child.number,
@@ -240,12 +245,20 @@ class Supervisor:
         settings = get_settings()
         return max(settings.policy_for(queue).lease_seconds for queue in self._options.queues)
 
-    def _retire(self, child: Child) -> None:
+    def _retire(self, child: Child, reason: str = SHUTDOWN) -> None:
         """Have a process finish what it runs, and end."""
         patience = self._stop_timeout + CANCEL_GRACE + SETTLE_GRACE + _KILL_GRACE
         child.deadline = min(child.deadline, time.monotonic() + patience)
         child.leaving = True
-        self._say(child, "drain", self._stop_timeout)
+        self._say(child, "drain", self._stop_timeout, reason)
+
+    def _replace(self, child: Child) -> None:
+        """Have a process end because of a handler that doesn't."""
+        child.capped.clear()
+        if not child.leaving:
+            logger.warning("handler does not stop: replacing process=%d", child.number)
+            child.retired = True
+            self._retire(child, RETIRED)
 
     def _kill(self, child: Child, reason: str) -> None:
         logger.warning("killing process: process=%d reason=%s", child.number, reason)
@@ -289,15 +302,16 @@ class Supervisor:
             self._say(child, "cancel", news.cancelled)
         if news.lost:
             self._say(child, "lost", news.lost)
-        for item, fence, _ in news.lost:
-            child.let_go(item, fence)
+        for item, fence, reason in news.lost:
+            if child.let_go(item, fence) and reason == CAPPED and item in child.unsettled:
+                child.capped[item] = time.monotonic() + STOP_GRACE
 
     def overdue(self, child: Child, lease: HeldLease) -> None:
         if not child.let_go(lease.item, lease.fence):
             return
         self._upkeep.time_out(lease)
-        self._say(child, "lost", [(lease.item, lease.fence, "ended for its time limit")])
-        self._retire(child)
+        self._say(child, "lost", [(lease.item, lease.fence, OVERDUE)])
+        self._replace(child)
 
     # What processes say.
 
@@ -334,6 +348,7 @@ class Supervisor:
     def _on_gone(self, child: Child, items: Sequence[int]) -> None:
         for item in items:
             child.leases.pop(item, None)
+            child.capped.pop(item, None)
         self._look_if_idle(child)
 
     def _on_hungry(self, child: Child) -> None:

@@ -7,6 +7,7 @@ import difflib
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 import uuid
@@ -30,8 +31,10 @@ from django_workqueue.items import (
 )
 from django_workqueue.models import Counter
 from django_workqueue.queues import DatabaseWorkQueue
+from django_workqueue.worker.connection import wait_for_database
 from django_workqueue.worker.health import STARTING, HealthFile
 from django_workqueue.worker.options import WorkerOptions, configure_logging
+from django_workqueue.worker.presence import namesake
 from django_workqueue.worker.reload import Reloader, end_with_reloader, is_reloaded
 from django_workqueue.worker.supervisor import Supervisor
 
@@ -78,11 +81,25 @@ class Command(BaseCommand):
         return kwargs
 
     def execute(self, *args: Any, **options: Any) -> Any:
-        """Run; a database that can't be reached at the start is no reason for a traceback."""
+        """Run; a service waits until its database can be reached, all else is told."""
+        configure_logging(options["verbosity"])
         try:
+            if not (options["until_empty"] or options["reload"]):
+                self._wait_for_databases(options)
             return super().execute(*args, **options)
         except OperationalError as error:
             raise CommandError(f"The database can't be reached: {error}") from error
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+
+    def _wait_for_databases(self, options: dict[str, Any]) -> None:
+        def waits() -> None:
+            if path := options["health_file"]:
+                with contextlib.suppress(OSError, ValueError):  # `handle` refuses what it can't be
+                    HealthFile(path).write(STARTING)
+
+        for alias in self.get_check_kwargs(options).get("databases", []):
+            wait_for_database(alias, waits)
 
     def handle(self, *args: Any, **options: Any) -> None:
         settings = get_settings()
@@ -96,7 +113,7 @@ class Command(BaseCommand):
         _refuse_long_drain(settings, worker)
         if missing_tables(worker.alias):
             raise CommandError(f"Tables are missing in {worker.alias!r}: run manage.py migrate.")
-        configure_logging(worker.verbosity)
+        _refuse_a_name_of_others(worker)
         if not (reloads := options["reload"] and not is_reloaded()):
             _warn_of_unknown_queues(settings, worker)
         connections.close_all()  # nothing of ours stays open in this thread
@@ -189,6 +206,15 @@ def _warn_of_unknown_queues(settings: WorkQueueSettings, worker: WorkerOptions) 
         close = difflib.get_close_matches(name, settings.queues, n=1)
         hint = f" did_you_mean={close[0]}" if close else ""
         logger.warning("queue is neither in QUEUES nor ever used: queue=%s%s", name, hint)
+
+
+def _refuse_a_name_of_others(worker: WorkerOptions) -> None:
+    if other := namesake(worker, DatabaseWorkQueue(worker.alias).moves.now()):
+        raise CommandError(
+            f"--name: {worker.name!r} is the name of a living worker that serves other queues, "
+            f"{', '.join(other.queues)} (process {other.pid} on {other.host}); this one would "
+            f"serve {', '.join(worker.queues)}. Give each a name of its own."
+        )
 
 
 def _refuse_long_drain(settings: WorkQueueSettings, worker: WorkerOptions) -> None:
