@@ -22,6 +22,7 @@ from django_workqueue.worker.channel import RESTING_BEAT
 from django_workqueue.worker.children import Child, HeldLease, start_child
 from django_workqueue.worker.options import BEAT, SILENCE, WorkerOptions
 from django_workqueue.worker.process import Process
+from django_workqueue.worker.reasons import SHUTDOWN
 from django_workqueue.worker.upkeep import Upkeep
 from tests.test_worker_parts import held
 from tests.workers import Scene, eventually
@@ -77,8 +78,15 @@ def test_idle_processes_send_nothing_and_their_supervisor_four_statements_per_po
     it = Scene(queue, process_environment, tmp_path, theirs="postgresql")
     try:
         worker = it.start("--processes", str(processes), settings=settings)
-        idle = [f"process {n + 1}" for n in range(processes)]
-        eventually(lambda: all(log.statements().count((p, "COMMIT")) >= 1 for p in idle), 120)
+        idle = {f"process {n + 1}" for n in range(processes)}
+
+        def have_looked_and_rest():
+            statements, polls = log.statements(), log.polls()
+            looked = idle <= {session for session, _ in statements}
+            late = {session for session, _ in statements[polls[-4] :]} if polls[3:] else idle
+            return looked and not late & idle
+
+        eventually(have_looked_and_rest, 120)
         pids = [worker.pid, *worker.children()]
         began, used = time.monotonic(), processor_seconds(pids)
         first = len(log.polls())
@@ -204,7 +212,7 @@ def test_a_process_that_gets_work_after_a_rest_beats_while_it_works(
             at = next_beat
         (tmp_path / "until").touch()
         said.hear("gone")
-        child.channel.post("drain", 5.0)
+        child.channel.post("drain", 5.0, SHUTDOWN)
         assert child.popen.wait(30) == 0
     finally:
         child.kill()

@@ -59,6 +59,7 @@ class Held:
     context: Context = field(init=False)
     taken: float = field(default_factory=time.monotonic)
     started: float | None = None
+    ended: float | None = None
     #: Why it was told to stop; empty: it was not.
     stopped: str = ""
     task: asyncio.Task[Any] | None = None
@@ -165,7 +166,7 @@ def _run_atomic(queue: DatabaseWorkQueue, held: Held) -> Settlement | None:
         else:
             raise
     else:
-        _log_success(held)
+        log_success(held)
     return None
 
 
@@ -201,7 +202,6 @@ def _completed(queue: DatabaseWorkQueue, held: Held, result: Any) -> Settlement 
         return _ended(held, ClaimLostError(reason=held.stopped))
     limit = queue.policy_for(held.item.queue).max_payload_bytes
     text = encode_result(result, limit)
-    _log_success(held)
     return Completion(item=held.job_id, fence=held.fence, result=text)
 
 
@@ -260,14 +260,16 @@ def failed(
     )
 
 
-def _log_success(held: Held) -> None:
+def log_success(held: Held) -> None:
+    """Tell that an item is completed, now that this is stored."""
+    ended = time.monotonic() if held.ended is None else held.ended
     logger.debug(
         "attempt succeeded: queue=%s tenant=%s item=%s attempt=%s seconds=%.3f",
         held.item.queue,
         held.item.tenant,
         held.item.id,
         held.item.attempt,
-        time.monotonic() - (held.started or held.taken),
+        ended - (held.started or held.taken),
     )
 
 

@@ -16,7 +16,7 @@ from django_workqueue.items import WorkState
 from django_workqueue.models import Failure, Finished
 from django_workqueue.moves import BATCH, Completion, EndedAttempt, Release
 from django_workqueue.queues import DatabaseWorkQueue
-from django_workqueue.worker.attempts import Held, Settlement, log_lost
+from django_workqueue.worker.attempts import Held, Settlement, log_lost, log_success
 from django_workqueue.worker.trouble import Remedy, remedy_for
 
 logger: Final = logging.getLogger("django_workqueue")
@@ -132,6 +132,8 @@ class Settling:
         if state is None:
             if not self._stands(ending):
                 log_lost(held, held.stopped or "expired or taken")
+        elif isinstance(settlement, Completion):
+            log_success(held)
         elif isinstance(settlement, EndedAttempt):
             logger.log(
                 logging.WARNING if state is WorkState.DEAD_LETTERED else logging.INFO,

@@ -161,8 +161,9 @@ class Slots:
 
     def _end(self, held: Held, settlement: Settlement | None) -> None:
         with self._lock:
+            held.ended = time.monotonic()
             if held.started is not None:
-                self._latest.append(time.monotonic() - held.started)
+                self._latest.append(held.ended - held.started)
             # Reported before another one starts: the dispatcher sees ends in their order.
             self._report(held, settlement)
             self._running.pop(held.job_id, None)
