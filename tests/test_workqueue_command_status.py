@@ -12,8 +12,7 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from django_workqueue import QueuePolicy, WorkItem
-from django_workqueue.management.console import overview
+from django_workqueue import QueuePolicy, WorkItem, overview
 from django_workqueue.models import QueueItem
 from django_workqueue.moves import Release
 from django_workqueue.testing import make_queue

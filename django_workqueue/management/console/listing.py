@@ -18,7 +18,6 @@ from django_workqueue.items import (
     require_text,
 )
 from django_workqueue.management.console import places
-from django_workqueue.management.console.overview import known_queues, require_known
 from django_workqueue.management.console.text import (
     as_json,
     first_line,
@@ -26,9 +25,10 @@ from django_workqueue.management.console.text import (
     moment,
     table,
 )
-from django_workqueue.management.console.verb import Console, Verb, add_json, natural
+from django_workqueue.management.console.verb import Console, Verb, add_json, natural, require_known
 from django_workqueue.models import Failure, QueueItem
 from django_workqueue.moves import BATCH
+from django_workqueue.overview import known_queues
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.reading import StoredText
 

@@ -11,14 +11,6 @@ from typing import Any, Final
 from django.core.management.base import CommandError
 
 from django_workqueue.items import QueueHold
-from django_workqueue.management.console.overview import (
-    Overview,
-    QueueFigures,
-    UnknownHandler,
-    known_queues,
-    look,
-    require_known,
-)
 from django_workqueue.management.console.text import (
     as_json,
     duration,
@@ -34,9 +26,17 @@ from django_workqueue.management.console.verb import (
     Verb,
     add_json,
     natural,
+    require_known,
     seconds,
 )
 from django_workqueue.models import WorkerProcess
+from django_workqueue.overview import (
+    Overview,
+    QueueFigures,
+    UnknownHandler,
+    known_queues,
+    look,
+)
 
 #: Holds that are named among the rest; `workqueue holds` names all.
 _SHOWN_HOLDS: Final = 20

@@ -10,7 +10,6 @@ from django.core.management.base import CommandError
 from django_workqueue.doctor import NAMED, find
 from django_workqueue.doctor.findings import Finding, Kind
 from django_workqueue.doctor.repair import Repair, repair
-from django_workqueue.management.console.overview import known_queues, no_queue
 from django_workqueue.management.console.status import hold_line, hold_object
 from django_workqueue.management.console.text import as_json, number_of, printable
 from django_workqueue.management.console.verb import (
@@ -22,8 +21,10 @@ from django_workqueue.management.console.verb import (
     add_actor,
     add_json,
     natural,
+    no_queue,
     reason,
 )
+from django_workqueue.overview import known_queues
 
 # Holds.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -117,3 +117,14 @@ def natural(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise ArgumentTypeError(f"must be a whole number, 0 or more, not {text!r}")
     return int(text)
+
+
+def require_known(name: str, known: Sequence[str]) -> None:
+    """Refuse a queue that isn't *known*: a slip of the pen would look like health."""
+    if name not in known:
+        raise CommandError(f"--queue: {no_queue(name, known)}", returncode=UNUSABLE)
+
+
+def no_queue(name: str, known: Sequence[str]) -> str:
+    """Say that a queue isn't *known*."""
+    return f"there is no queue {name!r}; there are {', '.join(map(repr, known))}"

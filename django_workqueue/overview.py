@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.core.management.base import CommandError
 from django.db.models import Count, F, Max, Sum
 
 from django_workqueue.conf import get_settings
 from django_workqueue.items import QueueHold, QueueStats
-from django_workqueue.management.console.verb import UNUSABLE
 from django_workqueue.models import Counter, Waiting, WorkerProcess
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.presence import PRESENCE_LAPSE, lives
@@ -84,17 +82,6 @@ def known_queues(queue: DatabaseWorkQueue) -> list[str]:
     """The queues of the settings, and those that have ever had an item."""
     counted = _all(queue, Counter).order_by().values_list("queue", flat=True).distinct()
     return sorted({*get_settings().queues, *counted})
-
-
-def require_known(name: str, known: Sequence[str]) -> None:
-    """Refuse a queue that isn't *known*: a slip of the pen would look like health."""
-    if name not in known:
-        raise CommandError(f"--queue: {no_queue(name, known)}", returncode=UNUSABLE)
-
-
-def no_queue(name: str, known: Sequence[str]) -> str:
-    """Say that a queue isn't *known*."""
-    return f"there is no queue {name!r}; there are {', '.join(map(repr, known))}"
 
 
 def look(queue: DatabaseWorkQueue, names: Sequence[str]) -> Overview:
