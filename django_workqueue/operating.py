@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -45,6 +46,24 @@ from django_workqueue.reading import ItemReader
 TRIES: Final = 10
 #: Characters kept of a payload that was replaced; no policy allows larger ones by default.
 MAX_KEPT_PAYLOAD: Final = 1_048_576
+
+
+_told: ContextVar[Mapping[str, str] | None] = ContextVar("django_workqueue_audit", default=None)
+
+
+def audit_detail() -> dict[str, Any]:
+    """Return what the audit is to keep of what happens now, beside what the move tells."""
+    return dict(_told.get() or {})
+
+
+@contextlib.contextmanager
+def audited(**detail: str) -> Iterator[None]:
+    """Have the audit keep *detail* too, of what this thread or task does meanwhile."""
+    token = _told.set(audit_detail() | detail)
+    try:
+        yield
+    finally:
+        _told.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +245,7 @@ class Operator:
         self._all(Counter).create(queue=queue, **deltas)
 
     def _record(self, wish: Wish, row: Any, now: datetime) -> None:
-        detail = {"job_id": row.pk, "state": row.state}
+        detail = audit_detail() | {"job_id": row.pk, "state": row.state}
         if wish.payload is not None:  # as text: it may be one that can't be decoded
             detail["payload"] = storable(row.payload_text, limit=MAX_KEPT_PAYLOAD)
         self._all(AuditEntry).create(
@@ -270,7 +289,13 @@ class Operator:
 
     def _record_hold(self, verb: str, hold: Hold, by: str, reason: str, now: datetime) -> None:
         self._all(AuditEntry).create(
-            at=now, actor=by, verb=verb, queue=hold.queue, tenant=hold.tenant, reason=reason
+            at=now,
+            actor=by,
+            verb=verb,
+            queue=hold.queue,
+            tenant=hold.tenant,
+            reason=reason,
+            detail=audit_detail(),
         )
 
     def _all(self, model: Any) -> Any:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from django_workqueue import arguments
+from django_workqueue.bulk import BulkOperator, BulkOutcome
 from django_workqueue.items import (
     QueueHold,
     WorkItem,
     encode_payload,
+    require_integer,
 )
 from django_workqueue.moves import PRUNE_BATCH
 from django_workqueue.operating import Operator, Wish
 from django_workqueue.queues.store import Store
+
+#: Most jobs that one call of `requeue_many` takes.
+MAX_BULK: Final = 10_000
 
 
 class OperatorVerbs(Store):
@@ -63,6 +68,21 @@ class OperatorVerbs(Store):
         arguments.check_actor(by, reason)
         wish = partial(self._wish, "requeue", item_id, tenant, job_id, by, reason, payload)
         return self._repeated("requeue", lambda: self._operator.requeue(wish()))
+
+    def requeue_many(
+        self, job_ids: Iterable[int], *, by: str | None = None, reason: str = ""
+    ) -> BulkOutcome:
+        """
+        Give each of these jobs that has ended one more attempt, as `requeue` does.
+
+        Up to `MAX_BULK`, in batches: one that fails leaves those before it requeued. What can't
+        be requeued is skipped, and the outcome says why.
+        """
+        arguments.check_actor(by, reason)
+        wanted = [require_integer("job_ids", job_id, 0, 2**63 - 1) for job_id in job_ids]
+        require_integer("number of job_ids", len(wanted), 0, MAX_BULK)
+        with self._store("requeue_many"):
+            return BulkOperator(self.using, self.moves).requeue(wanted, by or "", reason)
 
     def discard(
         self, item_id: str, *, tenant: str, by: str, reason: str, job_id: int | None = None

@@ -36,7 +36,7 @@ from django_workqueue.reading import ItemReader
 T = TypeVar("T")
 
 #: Not our mistake: a table, a column or the schema is missing, or the right to use it.
-_NOT_SET_UP: Final = {"42P01", "42703", "3F000", "42501"}
+NOT_SET_UP: Final = {"42P01", "42703", "3F000", "42501"}
 _DEADLOCK: Final = "40P01"
 
 
@@ -89,7 +89,7 @@ class Store:
             yield
         # An OverflowError is SQLite's word for a number that it can't keep.
         except (Error, OverflowError) as error:
-            if isinstance(error, ProgrammingError) and sqlstate(error) not in _NOT_SET_UP:
+            if isinstance(error, ProgrammingError) and sqlstate(error) not in NOT_SET_UP:
                 raise
             connection = connections[self.using]
             if not connection.in_atomic_block:
@@ -124,4 +124,5 @@ def _is_deadlock(trouble: QueueUnavailableError) -> bool:
 
 
 def sqlstate(error: Error) -> str:
+    """Return the server's code of *error*; empty if there is none."""
     return getattr(error.__cause__, "sqlstate", None) or ""
