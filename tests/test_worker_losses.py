@@ -13,7 +13,7 @@ from django_workqueue.handlers import Handler
 from django_workqueue.models import Failure, Lease, Ready
 from django_workqueue.moves import Completion, EndedAttempt
 from django_workqueue.testing import make_queue
-from django_workqueue.worker.attempts import Held
+from django_workqueue.worker.attempts import Held, claim_of
 from django_workqueue.worker.channel import Channel
 from django_workqueue.worker.children import Child, HeldLease
 from django_workqueue.worker.options import configure_logging
@@ -156,7 +156,7 @@ class TestRows:
                 states = settling.store_singly(batch)
                 # Longer than the first one's pause.
                 threading.Event().wait(1.2)
-                assert settling.done(batch, states) == [items[2].job_id]
+                assert settling.done(batch, states) == [claim_of(items[2])]
                 other.commit()
             batch = settling.due()
             assert len(batch) == 2

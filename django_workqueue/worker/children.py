@@ -92,8 +92,8 @@ class Child:
         #: Begun claims (fence by item) that it holds no longer, though how they ended may
         #: not be stored: should one still stand when the process ends, it isn't unspent.
         self.unsettled: dict[int, int] = {}
-        #: When a handler is to have stopped whose claim has reached its cap, by the item.
-        self.capped: dict[int, float] = {}
+        #: When a handler is to have stopped whose claim has reached its cap, by item and fence.
+        self.capped: dict[tuple[int, int], float] = {}
         #: How many items it has begun.
         self.begun = 0
         #: It has free slots, and found nothing more due.

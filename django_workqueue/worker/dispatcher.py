@@ -23,7 +23,7 @@ from django_workqueue.items import WorkItem, WorkState
 from django_workqueue.models import Lease
 from django_workqueue.moves import BATCH, ClaimRequest, Release
 from django_workqueue.queues import DatabaseWorkQueue
-from django_workqueue.worker.attempts import Held, Settlement, cut
+from django_workqueue.worker.attempts import Held, Settlement, claim_of, cut
 from django_workqueue.worker.channel import Channel, ChannelClosedError
 from django_workqueue.worker.connection import own_connection
 from django_workqueue.worker.options import WorkerOptions
@@ -39,6 +39,8 @@ SHORT_ATTEMPT: Final = 0.005
 PREFETCH_SECONDS: Final = 0.02
 #: Seconds after which a prefetched item is given back: attempts have become long.
 PREFETCH_PATIENCE: Final = 2.0
+#: Seconds until an item is tried again whose handler still runs here, by a claim that is lost.
+STILL_RUNNING_DELAY: Final = 1.0
 _RECOVERY_PERIOD: Final = 5.0
 
 #: Items, and when the claim was sent, by the monotonic clock.
@@ -72,7 +74,7 @@ class Dispatcher:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._held: dict[int, Held] = {}
         self._settling = Settling(self._queue, options.name)
-        self._gone: list[int] = []
+        self._gone: list[tuple[int, int]] = []
         self._left: list[tuple[int, int]] = []
         # Queues that may have due work; the others have shown that they have none.
         self._due: set[str] = set()
@@ -228,19 +230,20 @@ class Dispatcher:
             if held.lost:
                 self._give_up(held)
             else:
-                self._forget([held.job_id])
+                self._forget([claim_of(held.item)])
         if isinstance(settlement, Release) and held.started is None and self._budget is not None:
             self._budget += 1
 
     def _give_up(self, held: Held) -> None:
         self._given_up[held.job_id] = held.fence
         self._left.append((held.job_id, held.fence))
-        self._forget([held.job_id])
+        self._forget([claim_of(held.item)])
 
-    def _forget(self, job_ids: Iterable[int]) -> None:
-        for job_id in job_ids:
-            self._held.pop(job_id, None)
-            self._gone.append(job_id)
+    def _forget(self, claims: Iterable[tuple[int, int]]) -> None:
+        for job_id, fence in claims:
+            if self.held(job_id, fence):
+                del self._held[job_id]
+            self._gone.append((job_id, fence))
 
     def _stop_claiming(self) -> None:
         for held in self.slots.withdraw():
@@ -336,6 +339,11 @@ class Dispatcher:
             except UnknownHandlerError:
                 self._settling.add(self._unknown.pass_on(item))
                 continue
+            job_id, fence = claim_of(item)
+            if job_id in self._held:  # by a claim that is lost: let another process have it
+                delay = STILL_RUNNING_DELAY
+                self._settling.add(Release(item=job_id, fence=fence, delay=delay))
+                continue
             held = Held(item, handler, lease_seconds=_lease_seconds(item), confirmed=began)
             self._held[held.job_id] = held
             taken.append(held)
@@ -368,7 +376,8 @@ class Dispatcher:
             worker=options.name, boot=options.boot, process=self._process
         )
         for lease in mine.only("fence"):
-            known = lease.pk in self._held or lease.pk in self._settling
+            claim = lease.pk, lease.fence
+            known = self.held(*claim) or claim in self._settling
             if not known and self._given_up.get(lease.pk) != lease.fence:
                 self._settling.add(Release(item=lease.pk, fence=lease.fence))
         self._recover_at = now + _RECOVERY_PERIOD if now < self._recover_until else None

@@ -42,6 +42,11 @@ class Ending:
         """The item's job id."""
         return self.settlement.item
 
+    @property
+    def claim(self) -> tuple[int, int]:
+        """The item's job id, and the fence."""
+        return self.settlement.item, self.settlement.fence
+
 
 class Settling:
     """
@@ -54,17 +59,18 @@ class Settling:
     def __init__(self, queue: DatabaseWorkQueue, worker: str) -> None:
         self._queue = queue
         self._worker = worker
-        self._endings: dict[int, Ending] = {}
+        self._endings: dict[tuple[int, int], Ending] = {}
 
     def __bool__(self) -> bool:
         return bool(self._endings)
 
-    def __contains__(self, job_id: int) -> bool:
-        return job_id in self._endings
+    def __contains__(self, claim: tuple[int, int]) -> bool:
+        return claim in self._endings
 
     def add(self, settlement: Settlement, held: Held | None = None) -> None:
-        """Take in how an item ended; the first word on it counts."""
-        self._endings.setdefault(settlement.item, Ending(settlement, held))
+        """Take in how a claim ended; the first word on it counts."""
+        ending = Ending(settlement, held)
+        self._endings.setdefault(ending.claim, ending)
 
     def next_at(self) -> float | None:
         """When there is something to store, by the monotonic clock; None: nothing."""
@@ -85,7 +91,7 @@ class Settling:
         lapsed = [held for held in tried if held is not None and held.lapsed(now)]
         for held in lapsed:
             log_lost(held, "expired before its end could be stored")
-            del self._endings[held.job_id]
+            del self._endings[held.job_id, held.fence]
         return lapsed
 
     def store(self, batch: Sequence[Ending]) -> dict[int, WorkState]:
@@ -116,16 +122,18 @@ class Settling:
                     states |= self.store([each])
         return states
 
-    def done(self, batch: Sequence[Ending], states: Mapping[int, WorkState]) -> list[int]:
-        """Forget what was answered; return the job ids. Postponed ones stay."""
+    def done(
+        self, batch: Sequence[Ending], states: Mapping[int, WorkState]
+    ) -> list[tuple[int, int]]:
+        """Forget what was answered; return the claims. Postponed ones stay."""
         answered = [each for each in batch if not each.postponed]
         for each in answered:
             state = states.get(each.job_id)
-            del self._endings[each.job_id]
+            del self._endings[each.claim]
             if each.held is not None:
                 with contextlib.suppress(Error):  # what is told asks the database
                     self._log(each, each.held, state)
-        return [each.job_id for each in answered]
+        return [each.claim for each in answered]
 
     def _log(self, ending: Ending, held: Held, state: WorkState | None) -> None:
         settlement = ending.settlement

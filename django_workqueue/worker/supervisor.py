@@ -304,7 +304,7 @@ class Supervisor:
             self._say(child, "lost", news.lost)
         for item, fence, reason in news.lost:
             if child.let_go(item, fence) and reason == CAPPED and item in child.unsettled:
-                child.capped[item] = time.monotonic() + STOP_GRACE
+                child.capped[item, fence] = time.monotonic() + STOP_GRACE
 
     def overdue(self, child: Child, lease: HeldLease) -> None:
         if not child.let_go(lease.item, lease.fence):
@@ -345,10 +345,12 @@ class Supervisor:
         for item, fence in claims:
             child.let_go(item, fence)
 
-    def _on_gone(self, child: Child, items: Sequence[int]) -> None:
-        for item in items:
-            child.leases.pop(item, None)
-            child.capped.pop(item, None)
+    def _on_gone(self, child: Child, claims: Sequence[tuple[int, int]]) -> None:
+        for item, fence in claims:
+            lease = child.leases.get(item)
+            if lease is not None and lease.fence == fence:
+                del child.leases[item]
+            child.capped.pop((item, fence), None)
         self._look_if_idle(child)
 
     def _on_hungry(self, child: Child) -> None:
@@ -357,7 +359,7 @@ class Supervisor:
         self._look_if_idle(child)
 
     def _on_leaving(self, child: Child) -> None:
-        child.leaving = True
+        self._retire(child)  # told to by a signal, it has its deadline nonetheless
 
     def _look_if_idle(self, child: Child) -> None:
         if self._options.until_empty and child.idle:

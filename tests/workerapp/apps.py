@@ -11,6 +11,8 @@ class WorkerAppConfig(AppConfig):
     def ready(self):
         """Let a test say which handlers the processes that it starts have not, and how long
         they keep what they prefetched."""
+        from tests.workerapp import stubborn  # noqa: F401 - its handlers; found are `handlers` only
+
         if absent := os.environ.get("WORKQUEUE_TEST_ABSENT"):
             from django_workqueue.handlers import registry
 
