@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +105,20 @@ def scene(process_environment: dict[str, str], tmp_path: Path) -> Iterator[Any]:
     for each in scenes:
         each.close()
         assert examine(each.alias) == []
+
+
+MEASURED: list[str] = []
+
+
+@pytest.fixture
+def record() -> Callable[[str], None]:
+    """Takes a line with what a test has measured, for the end of the run."""
+    return MEASURED.append
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show what was measured."""
+    if MEASURED:
+        terminalreporter.section("measured")
+        for line in MEASURED:
+            terminalreporter.write_line(line)

@@ -1,13 +1,14 @@
 """`manage.py runworkers` whose processes die: nothing is lost, and nothing starts too often."""
 
 import signal
+import statistics
 import time
 
 import pytest
 
 from django_workqueue import QueuePolicy, WorkState
 from django_workqueue.models import Failure
-from django_workqueue.policy import WORKER_DIED, WORKER_SHUTDOWN
+from django_workqueue.policy import LEASE_LAPSED, WORKER_DIED, WORKER_SHUTDOWN
 from tests.workers import eventually, kill, runs
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -53,10 +54,13 @@ def test_what_a_killed_process_only_held_is_given_back_unspent(backend, scene):
 
 
 @POSTGRESQL
-def test_a_handler_that_ends_its_process_is_started_exactly_max_attempts_times(backend, scene):
+@pytest.mark.parametrize("handler", ["die", "kill_itself"])
+def test_a_handler_that_ends_its_process_is_started_exactly_max_attempts_times(
+    handler, backend, scene
+):
     it = scene(backend)
-    it.enqueue("die", "thrice", max_attempts=3)
-    it.enqueue("die", "once", max_attempts=1)
+    it.enqueue(handler, "thrice", max_attempts=3)
+    it.enqueue(handler, "once", max_attempts=1)
     it.enqueue("leave_trace", "good", priority=-1)
     assert it.drain("--processes", "1", "--concurrency", "1") == 3
     assert len(it.traces("started", "thrice")) == 3
@@ -98,3 +102,111 @@ def test_what_is_left_when_everything_is_killed_comes_back_with_its_lease(backen
     assert it.drain() == 0
     assert (it.state("one"), it.item("one").attempts) == (WorkState.COMPLETED, 1)
     assert Failure.objects.using(it.alias).get().kind == "lapsed"
+
+
+@pytest.mark.slow
+@POSTGRESQL
+def test_fifty_killed_processes_each_lose_their_item_for_less_than_a_second(backend, scene, record):
+    it = scene(backend, QueuePolicy(max_attempts=60))
+    it.start("--processes", "2")
+    it.enqueue("wait", "one")
+    took = []
+    for kills in range(1, 51):
+        victim = it.started("one", times=kills)
+        began = time.monotonic()
+        kill(victim)
+        assert it.started("one", times=kills + 1) != victim
+        took.append(time.monotonic() - began)
+    it.file("one").touch()
+    it.completed("one")
+    assert it.item("one").failures == (WORKER_DIED,) * 50
+    assert len(it.traces("started", "one")) == 51
+    record(
+        f"50 processes killed: redelivered after {statistics.median(took):.2f} s (median), "
+        f"{max(took):.2f} s (worst)"
+    )
+    assert statistics.median(took) < 1
+
+
+@POSTGRESQL
+@pytest.mark.parametrize("handler", ["die", "kill_itself"])
+def test_what_began_beside_an_item_that_kills_its_process_has_died_too(handler, backend, scene):
+    it = scene(backend)
+    it.enqueue("deaf_at_first", "neighbour")
+    worker = it.start("--processes", "1", "--concurrency", "2")
+    it.started("neighbour")
+    it.enqueue(handler, "culprit", max_attempts=1)
+    it.completed("neighbour")
+    eventually(lambda: it.state("culprit") is WorkState.DEAD_LETTERED)
+    for id in ("culprit", "neighbour"):
+        assert it.item(id).failures == (WORKER_DIED,)
+    assert len(it.traces("started", "culprit")) == 1
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 3
+
+
+def freeze(worker, pid):
+    kill(pid, signal.SIGSTOP)
+
+
+def kill_process(worker, pid):
+    kill(pid)
+
+
+def kill_all(worker, pid):
+    kill(worker.pid)
+    kill(pid)
+
+
+def kill_supervisor(worker, pid):
+    kill(worker.pid)
+
+
+@POSTGRESQL
+@pytest.mark.parametrize("end", [freeze, kill_process, kill_all, kill_supervisor])
+@pytest.mark.parametrize("handler", ["wait", "wait_async"])
+def test_what_may_run_once_never_starts_twice_whatever_ends_it(end, handler, backend, scene):
+    it = scene(backend, QueuePolicy(lease_seconds=1, max_attempts=1))
+    worker = it.start("--processes", "1", "--stop-timeout", "0.5")
+    it.enqueue(handler, "one")
+    end(worker, it.started("one"))
+    it.start("--processes", "1", "--stop-timeout", "0.5")
+    eventually(lambda: it.state("one") is WorkState.DEAD_LETTERED)
+    assert len(it.item("one").failures) == 1
+    # The next one is run, and the first one was not in its way.
+    it.enqueue("leave_trace", "next", priority=-100)
+    it.completed("next")
+    assert len(it.traces("started", "one")) == 1
+
+
+@POSTGRESQL
+def test_of_a_killed_supervisor_the_items_come_back_within_their_lease_and_a_pass_of_the_reaper(
+    backend, scene
+):
+    it = scene(backend, QueuePolicy(lease_seconds=2, backoff_seconds=0))
+    worker = it.start("--processes", "1")
+    it.enqueue("seize_interpreter", "one")
+    victim = it.started("one")
+    it.start("--processes", "1", "--stop-timeout", "1")
+    kill(worker.pid)
+    it.file("one").touch()  # so that its process can't even see it
+    second = it.started("one", times=2)
+    first, again = (trace.at for trace in it.traces("started", "one"))
+    print(f"redelivered {(again - first).total_seconds():.2f} s after its start")
+    assert it.item("one").failures[:1] == (LEASE_LAPSED,)
+    assert second != victim
+    kill(victim)
+
+
+@POSTGRESQL
+def test_processes_that_can_not_start_are_not_started_in_a_hot_loop(backend, scene):
+    it = scene(backend)
+    it.environment["WORKQUEUE_TEST_CRASH"] = "7"
+    worker = it.start("--processes", "1")
+    began = time.monotonic()
+    eventually(lambda: worker.log.count("process ended") == 5)
+    # After each one the pause doubles: 0.1, 0.2, 0.4, 0.8 s, of which half may be jitter.
+    assert time.monotonic() - began > (0.1 + 0.2 + 0.4 + 0.8) / 2
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 3
+    assert worker.log.count("process started") <= 6

@@ -1,4 +1,5 @@
 import os
+import sys
 
 from django.apps import AppConfig
 
@@ -13,6 +14,9 @@ class WorkerAppConfig(AppConfig):
         they keep what they prefetched."""
         from tests.workerapp import stubborn  # noqa: F401 - its handlers; found are `handlers` only
 
+        crash = os.environ.get("WORKQUEUE_TEST_CRASH")
+        if crash and "runworkers" not in sys.orig_argv:  # only the processes of a worker
+            os._exit(int(crash))
         if absent := os.environ.get("WORKQUEUE_TEST_ABSENT"):
             from django_workqueue.handlers import registry
 

@@ -100,14 +100,20 @@ def die_once(payload, context):
 def hold_interpreter(payload, context):
     """Keep the interpreter's lock for some seconds in a single call of C code."""
     trace("started", payload, context)
+    took = backtrack(payload["seconds"])
+    trace("ran", payload, context)
+    return took
+
+
+def backtrack(seconds):
+    """Match so many seconds, in the last of a few calls."""
     length, took = 18, 0.0
-    while took < payload["seconds"]:
+    while took < seconds:
         # Each further letter doubles the time; guessed from the call before.
-        length += math.ceil(math.log2(payload["seconds"] / took)) if took > 0.01 else 1
+        length += math.ceil(math.log2(seconds / took)) if took > 0.01 else 1
         began = time.monotonic()
         re.match(r"(a+)+$", "a" * length + "b")
         took = time.monotonic() - began
-    trace("ran", payload, context)
     return took
 
 
