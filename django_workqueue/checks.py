@@ -11,8 +11,9 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, NotSupportedError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
 
-from django_workqueue.conf import WorkQueueSettings, get_settings
+from django_workqueue.conf import ApiSettings, WorkQueueSettings, get_settings
 from django_workqueue.queues import get_queue
 
 TAG: Final = "workqueue"
@@ -28,19 +29,60 @@ def register_checks() -> None:
     """Register all checks of the app."""
     checks.register(check_settings, TAG)
     checks.register(check_database, checks.Tags.database)
+    checks.register(check_access, checks.Tags.security, deploy=True)
 
 
 def check_settings(
     app_configs: Sequence[AppConfig] | None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
     """E001: WORKQUEUE can't be used. E002: a drain outlasts a lease. E004: no such
-    database. E005: USE_TZ is off."""
+    database. E005: USE_TZ is off. E010: what is to redact can't be called."""
     try:
         settings = get_settings()
     except ImproperlyConfigured as error:
         hint = "See the settings reference of django_workqueue for the keys and their values."
         return [checks.Error(str(error), hint=hint, id="django_workqueue.E001")]
-    return [*_contradictions(settings), *_unknown_database(settings), *_naive_times()]
+    return [
+        *_contradictions(settings),
+        *_unknown_database(settings),
+        *_naive_times(),
+        *_no_redaction(settings.api),
+    ]
+
+
+def check_access(
+    app_configs: Sequence[AppConfig] | None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """W003: whoever reaches `/queue` is let in."""
+    try:
+        is_open = get_settings().api.open
+    except ImproperlyConfigured:
+        return []  # E001 says it
+    if not is_open:
+        return []
+    return [
+        checks.Warning(
+            "WORKQUEUE: API['open'] is True: whoever reaches /queue may move jobs",
+            hint="Leave it out, or see to it that only operators reach the address.",
+            id="django_workqueue.W003",
+        )
+    ]
+
+
+def _no_redaction(api: ApiSettings) -> Iterable[checks.CheckMessage]:
+    if api.redact is None:
+        return
+    try:
+        found = import_string(api.redact)
+        problem = "" if callable(found) else "it can't be called"
+    except ImportError as error:
+        problem = str(error)
+    if problem:
+        yield checks.Error(
+            f"WORKQUEUE: API['redact'] is {api.redact!r}: {problem}",
+            hint="Name a function by its dotted path.",
+            id="django_workqueue.E010",
+        )
 
 
 def _unknown_database(settings: WorkQueueSettings) -> Iterable[checks.CheckMessage]:

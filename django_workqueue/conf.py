@@ -22,6 +22,7 @@ from django_workqueue.items import (
     DEFAULT_QUEUE,
     MAX_DEPLOYMENT_LENGTH,
     MAX_QUEUE_LENGTH,
+    require_boolean,
     require_integer,
     require_seconds,
     require_text,
@@ -55,6 +56,31 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """Who may use `/queue`, and what it hides."""
+
+    #: Let in whoever carries no identity at all. Not to payloads.
+    open: bool = False
+    #: What a token must claim, exactly so, in one of `scope_claims`.
+    admin_scope: str = "workqueue:admin"
+    scope_claims: tuple[str, ...] = ("scope", "scopes", "permissions")
+    #: Dotted path of a function that is given each object before it is shown, and returns it.
+    redact: str | None = None
+
+    def __post_init__(self) -> None:
+        require_boolean("open", self.open)
+        if not require_text("admin_scope", self.admin_scope, 200).strip():
+            raise InvalidFieldError("must not be blank", field="admin_scope")
+        if not isinstance(self.scope_claims, list | tuple) or not self.scope_claims:
+            raise InvalidFieldError("must be a list of names", field="scope_claims")
+        for name in self.scope_claims:
+            require_text("scope_claims", name, 200)
+        object.__setattr__(self, "scope_claims", tuple(self.scope_claims))
+        if self.redact is not None:
+            require_text("redact", self.redact, 500)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkQueueSettings:
     """What ``settings.WORKQUEUE`` says, defaults filled in."""
 
@@ -67,6 +93,7 @@ class WorkQueueSettings:
         default_factory=lambda: {DEFAULT_QUEUE: QueuePolicy()}
     )
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    api: ApiSettings = field(default_factory=ApiSettings)
 
     def policy_for(self, queue: str) -> QueuePolicy:
         """Return the policy of *queue*; one that isn't in QUEUES has the policy of all."""
@@ -101,6 +128,7 @@ def parse(raw: Any) -> WorkQueueSettings:
         "POLICY": {},
         "QUEUES": {DEFAULT_QUEUE: {}},
         "WORKER": {},
+        "API": {},
     }
     given = known | _dictionary(SETTING, raw, known)
     policy = _policy("POLICY", given["POLICY"], {})
@@ -125,6 +153,7 @@ def parse(raw: Any) -> WorkQueueSettings:
             name: _policy(f"QUEUES[{name!r}]", own, given["POLICY"]) for name, own in queues.items()
         },
         worker=_build(WorkerSettings, "WORKER", given["WORKER"]),
+        api=_build(ApiSettings, "API", given["API"]),
     )
 
 

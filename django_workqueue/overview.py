@@ -8,7 +8,7 @@ looked for among rows is looked for among so many at most.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -16,13 +16,15 @@ from django.db.models import Count, F, Max, Sum
 
 from django_workqueue.conf import get_settings
 from django_workqueue.items import QueueHold, QueueStats
-from django_workqueue.models import Counter, Waiting, WorkerProcess
+from django_workqueue.models import Counter, DeadLetter, Waiting, WorkerProcess
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.worker.presence import PRESENCE_LAPSE, lives
 
 #: Items without a handler that are counted in a queue, and workers that are shown.
 MOST_UNKNOWN: Final = 1_000
 MOST_WORKERS: Final = 1_000
+#: Dead letters among which errors are grouped.
+MOST_DEAD: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +80,59 @@ class Overview:
     unknown_handlers: Sequence[UnknownHandler]
 
 
+@dataclass(slots=True, kw_only=True)
+class ErrorGroup:
+    """Dead letters of one last error; `example` is the job id of the latest."""
+
+    fingerprint: str
+    error_class: str
+    example: int
+    count: int = 0
+    queues: set[str] = field(default_factory=set)
+    first_dead_at: datetime
+    last_dead_at: datetime
+
+
+def error_groups(
+    queue: DatabaseWorkQueue, *, tenant: str | None = None, name: str | None = None
+) -> tuple[Sequence[ErrorGroup], bool]:
+    """
+    Return the dead letters by their last error, those first that came last, and whether there are
+    more than were looked at: the latest `MOST_DEAD`.
+    """
+    rows = _all(queue, DeadLetter).order_by("-dead_at")
+    rows = rows.filter(tenant=tenant) if tenant is not None else rows
+    columns = ("item_id", "queue", "fingerprint", "error_class", "dead_at")
+    latest = list(rows.values_list(*columns)[: MOST_DEAD + 1])
+    groups: dict[tuple[str, str], ErrorGroup] = {}
+    for job_id, its_queue, fingerprint, error_class, dead_at in latest[:MOST_DEAD]:
+        if name not in (None, its_queue):
+            continue
+        group = groups.setdefault(
+            (fingerprint, error_class),
+            ErrorGroup(
+                fingerprint=fingerprint,
+                error_class=error_class,
+                example=job_id,
+                first_dead_at=dead_at,
+                last_dead_at=dead_at,
+            ),
+        )
+        group.count += 1
+        group.queues.add(its_queue)
+        group.first_dead_at = dead_at
+    return [*groups.values()], len(latest) > MOST_DEAD
+
+
 def known_queues(queue: DatabaseWorkQueue) -> list[str]:
     """The queues of the settings, and those that have ever had an item."""
     counted = _all(queue, Counter).order_by().values_list("queue", flat=True).distinct()
     return sorted({*get_settings().queues, *counted})
+
+
+def no_queue(name: str, known: Sequence[str]) -> str:
+    """Say that a queue isn't *known*."""
+    return f"there is no queue {name!r}; there are {', '.join(map(repr, known))}"
 
 
 def look(queue: DatabaseWorkQueue, names: Sequence[str]) -> Overview:

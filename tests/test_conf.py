@@ -43,6 +43,13 @@ def test_a_queues_own_policy_stands_on_the_policy_of_all(settings):
         ({"QUEUES": {}}, "QUEUES must name at least one queue"),
         ({"WORKER": {"processes": 0}}, "WORKER: processes"),
         ({"WORKER": {"reap_seconds": -5}}, "WORKER: reap_seconds"),
+        ({"API": {"opn": True}}, "API has no key 'opn'. Did you mean 'open'"),
+        ({"API": {"open": "yes"}}, "API: open: must be True or False"),
+        ({"API": {"admin_scope": " "}}, "API: admin_scope: must not be blank"),
+        ({"API": {"scope_claims": "scope"}}, "API: scope_claims: must be a list of names"),
+        ({"API": {"scope_claims": []}}, "API: scope_claims: must be a list of names"),
+        ({"API": {"scope_claims": [1]}}, "API: scope_claims"),
+        ({"API": {"redact": print}}, "API: redact: must be text"),
         ({"DEPLOYMENT_ID": "x" * 101}, "DEPLOYMENT_ID"),
         ({"DEPLOYMENT_ID": 0}, "DEPLOYMENT_ID: must be text"),
         ({"ENABLED": "yes"}, "ENABLED must be True or False"),
@@ -55,6 +62,27 @@ def test_a_wrong_setting_is_an_error_that_names_it_and_a_failed_check(settings, 
     [error] = [each for each in run_checks() if each.id == "django_workqueue.E001"]
     assert message in error.msg
     assert error.hint
+
+
+@pytest.mark.parametrize("path", ["nowhere.at_all", "django_workqueue.conf.SETTING", "print"])
+def test_what_is_to_redact_must_be_there_and_be_callable(settings, path):
+    settings.WORKQUEUE = {"API": {"redact": path}}
+    [error] = [each for each in run_checks() if each.id == "django_workqueue.E010"]
+    assert path in error.msg
+    settings.WORKQUEUE = {"API": {"redact": "copy.copy"}}
+    assert run_checks() == []
+
+
+def test_an_open_api_is_warned_of_before_it_is_deployed(settings):
+    def ids(**more):
+        return [each.id for each in run_checks(**more) if each.id.startswith("django_workqueue")]
+
+    assert ids(include_deployment_checks=True) == []
+    settings.WORKQUEUE = {"API": {"open": True}}
+    assert ids() == []
+    assert ids(include_deployment_checks=True) == ["django_workqueue.W003"]
+    settings.WORKQUEUE = {"API": {"open": 1}}
+    assert ids(include_deployment_checks=True) == ["django_workqueue.E001"]
 
 
 def test_a_drain_that_outlasts_a_lease_is_a_failed_check(settings):

@@ -27,7 +27,7 @@ from sybil.parsers.myst import PythonCodeBlockParser
 
 import django_workqueue
 from django_workqueue import WorkItem, WorkQueue, checks, worker
-from django_workqueue.conf import WorkerSettings, WorkQueueSettings, parse
+from django_workqueue.conf import ApiSettings, WorkerSettings, WorkQueueSettings, parse
 from django_workqueue.handlers import registry
 from django_workqueue.items import WorkState
 from django_workqueue.policy import MOVES, QueuePolicy
@@ -39,6 +39,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)]
 #: The page whose examples are the files of a project, typed by `test_the_tutorial_can_be_typed`.
 TUTORIAL = DOCS / "quickstart.md"
+#: Pages whose examples call a server: test_docs_http.py does.
+HTTP = DOCS / "http"
 
 
 def name(page):
@@ -53,7 +55,7 @@ def blocks(page):
 
 def pages_with(*kinds, but=None):
     pages = [page for page in PAGES if any(info in kinds for info, _ in blocks(page))]
-    pages = [page for page in pages if page != but]
+    pages = [page for page in pages if page != but and HTTP not in page.parents]
     return pytest.mark.parametrize("page", pages, ids=name)
 
 
@@ -131,7 +133,8 @@ def test_the_python_examples_of_a_page_hold(page, settings, monkeypatch):
 def test_every_block_is_of_a_kind_that_is_proved():
     proved = {*PYTHON, "sh", "sql", "ini", "yaml"}  # the last two: test_deployment.py
     sphinx = {"{toctree}", "{eval-rst}", "{raw} html"}
-    kinds = {(name(page), info) for page in PAGES for info, _ in blocks(page)}
+    pages = [page for page in PAGES if HTTP not in page.parents]
+    kinds = {(name(page), info) for page in pages for info, _ in blocks(page)}
     shown = {(name(TUTORIAL), "text")}  # what a command prints
     assert {kind for kind in kinds if kind[1] not in proved | sphinx} == shown
 
@@ -202,7 +205,7 @@ def test_the_settings_page_has_every_key_with_its_default():
 
 @pytest.mark.parametrize(
     ("heading", "kind"),
-    [("POLICY, and each of QUEUES", QueuePolicy), ("WORKER", WorkerSettings)],
+    [("POLICY, and each of QUEUES", QueuePolicy), ("WORKER", WorkerSettings), ("API", ApiSettings)],
 )
 def test_the_settings_page_has_every_field_with_its_default(heading, kind):
     told = told_defaults(heading)

@@ -21,10 +21,9 @@ from django_workqueue.management.console.verb import (
     add_actor,
     add_json,
     natural,
-    no_queue,
     reason,
 )
-from django_workqueue.overview import known_queues
+from django_workqueue.overview import known_queues, no_queue
 
 # Holds.
 

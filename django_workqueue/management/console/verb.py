@@ -13,6 +13,7 @@ from django.core.management.base import CommandError, OutputWrapper
 from django.core.management.color import Style
 
 from django_workqueue.exceptions import InvalidFieldError
+from django_workqueue.overview import no_queue
 from django_workqueue.queues import DatabaseWorkQueue
 
 #: Exit codes: something is as it shouldn't be, or was skipped; and the command couldn't work.
@@ -123,8 +124,3 @@ def require_known(name: str, known: Sequence[str]) -> None:
     """Refuse a queue that isn't *known*: a slip of the pen would look like health."""
     if name not in known:
         raise CommandError(f"--queue: {no_queue(name, known)}", returncode=UNUSABLE)
-
-
-def no_queue(name: str, known: Sequence[str]) -> str:
-    """Say that a queue isn't *known*."""
-    return f"there is no queue {name!r}; there are {', '.join(map(repr, known))}"
