@@ -159,7 +159,7 @@ def test_a_process_that_holds_nothing_may_be_silent_for_longer():
 
         def responsive_after(silence):
             now = time.monotonic()
-            child._heard = child._cpu_moved = now - silence
+            child._heard = child._worked_at = now - silence
             return child.responsive()
 
         # Once it is there, and waits.

@@ -410,7 +410,8 @@ def child():
 def test_a_process_is_responsive_while_it_is_heard_or_computes_and_is_not_stopped(
     child, monkeypatch
 ):
-    monkeypatch.setattr(children, "SILENCE", 0.3)
+    monkeypatch.setattr(children, "SILENCE", 0.5)
+    monkeypatch.setattr(children, "LOOK", 0.1)
     silent = child("import sys; sys.stdin.read()")
     silent.leases[1] = children.HeldLease(1, 1, 60.0, None, look_at=0.0)
     silent.heard()
@@ -425,8 +426,16 @@ def test_a_process_is_responsive_while_it_is_heard_or_computes_and_is_not_stoppe
         assert busy.responsive()
         select.select([], [], [], 0.05)
 
+    # Threads that wait for a lock by asking again and again use the processor, but none works.
+    waiting = child(
+        "import threading, time\n"
+        "def wait():\n    while True: time.sleep(0.02)\n"
+        "for _ in range(20): threading.Thread(target=wait).start()\n"
+    )
+    eventually(lambda: not waiting.responsive())
+
     busy.popen.send_signal(signal.SIGSTOP)
-    eventually(lambda: children._process_state(busy.popen.pid)[0] == "T")
+    eventually(lambda: children._state_of(busy.popen.pid) == "T")
     busy.heard()
     assert not busy.responsive()
 

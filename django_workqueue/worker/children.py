@@ -34,6 +34,13 @@ _BOOTSTRAP: Final = (
 #: seconds after the cap of its claim for which it keeps its process.
 STOP_GRACE: Final = 5.0
 
+#: Seconds between two looks at what threads use of the processor, and how much of it a thread
+#: uses that works: also on a busy machine. One that only waits for the interpreter's lock looks
+#: for it every 5 ms, which costs a hundredth or less.
+LOOK: Final = 1.0
+WORKING: Final = 0.05
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+
 
 @dataclass(eq=False, slots=True)
 class HeldLease:
@@ -111,8 +118,10 @@ class Child:
         #: The supervisor has killed it, so that its death is no accident.
         self.killed = False
         self._heard = self.born
-        self._cpu_ticks = -1
-        self._cpu_moved = self.born
+        # The processor time of its threads, in ticks, and when that was looked at.
+        self._ticks: dict[str, int] = {}
+        self._looked_at = self.born
+        self._worked_at = self.born
 
     @property
     def serving(self) -> bool:
@@ -146,17 +155,21 @@ class Child:
     def responsive(self) -> bool:
         """
         True if it can be expected to get on with what it holds: it is not stopped, and
-        either it was heard of lately or it uses the processor (a handler that holds the
-        interpreter's lock keeps it silent, and works).
+        either it was heard of lately or one of its threads works (a handler that holds the
+        interpreter's lock keeps it silent, and uses the processor).
         """
         now = time.monotonic()
-        state, ticks = _process_state(self.popen.pid)
-        if ticks != self._cpu_ticks:
-            self._cpu_ticks, self._cpu_moved = ticks, now
-        if state in ("T", "t"):
+        if now - self._looked_at >= LOOK:
+            ticks = _ticks_of_threads(self.popen.pid)
+            gained = max((n - self._ticks.get(tid, n) for tid, n in ticks.items()), default=0)
+            silent_for = now - max(self._looked_at, self._heard)
+            if ticks and (not self._ticks or gained >= WORKING * silent_for * _TICKS_PER_SECOND):
+                self._worked_at = now
+            self._ticks, self._looked_at = ticks, now
+        if _state_of(self.popen.pid) in ("T", "t"):
             return False
         silence = SILENCE if self.leases else RESTING_BEAT + SILENCE
-        return now - max(self._heard, self._cpu_moved) < silence
+        return now - max(self._heard, self._worked_at) < silence
 
     def kill(self) -> None:
         """End it at once, and on purpose."""
@@ -196,14 +209,28 @@ class Crew(Protocol):
         """Take note that duties are no longer done."""
 
 
-def _process_state(pid: int) -> tuple[str, int]:
-    """Return the state letter and the processor time, in ticks; ("", -1) where unknown."""
+def _state_of(pid: int) -> str:
+    """Return the letter of a process's state; empty where that isn't told."""
+    fields = _stat(f"/proc/{pid}/stat")
+    return fields[0].decode() if fields else ""
+
+
+def _ticks_of_threads(pid: int) -> dict[str, int]:
+    """Return the processor time of each thread by its number; empty where that isn't told."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return "", -1
-    return fields[0].decode(), int(fields[11]) + int(fields[12])
+        return {}
+    stats = {thread: _stat(f"/proc/{pid}/task/{thread}/stat") for thread in threads}
+    return {thread: int(stat[11]) + int(stat[12]) for thread, stat in stats.items() if stat}
+
+
+def _stat(path: str) -> list[bytes]:
+    try:
+        with open(path, "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
 
 
 def start_child(options: WorkerOptions, number: int, budget: int | None) -> Child:

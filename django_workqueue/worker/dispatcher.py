@@ -301,6 +301,7 @@ class Dispatcher:
         room = self._room()
         if self._budget == 0 and not self._held:
             self._draining = True
+            self._tell("leaving")
         elif self._due or self._unknown.searching or not room:
             self._hungry = False
         elif not self._hungry:

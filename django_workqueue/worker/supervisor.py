@@ -214,7 +214,8 @@ class Supervisor:
         child.channel.close()
         del self._children[child.number]
         code, age = child.popen.returncode, time.monotonic() - child.born
-        accident = code != 0 and not child.killed
+        # Also a handler can end its process with a 0.
+        accident = not child.killed and (code != 0 or not child.leaving)
         logger.log(
             logging.WARNING if accident else logging.INFO,
             "process ended: process=%d pid=%d code=%d",

@@ -214,3 +214,38 @@ def misuse(how, payload, context):
     elif how == "broken":
         with connection.cursor() as cursor, contextlib.suppress(Exception):
             cursor.execute("select * from no_such_table")
+
+
+@handler("wait_and_die")
+def wait_and_die(payload, context):
+    """As `wait`, and end the process."""
+    trace("started", payload, context)
+    wait_for(payload["until"])
+    os._exit(9)
+
+
+@handler("end_late")
+def end_late(payload, context):
+    """Wait, and end as the payload says; a later attempt waits for another file, and returns."""
+    began = Path(f"{payload['until']}.{context.attempt}")
+    began.with_name(began.name + ".new").write_text(str(os.getpid()))
+    began.with_name(began.name + ".new").rename(began)
+    if context.attempt > 1:
+        return wait_for(payload["until"] + ".again")
+    wait_for(payload["until"])
+    trace("ran", payload, context)
+    ends = {"fail": ValueError(), "reject": Reject("no"), "retry": Retry(0.0), "pause": Pause()}
+    if payload["how"] in ends:
+        raise ends[payload["how"]]
+
+
+@handler("end_late_atomic", atomic=True)
+def end_late_atomic(payload, context):
+    end_late(payload, context)
+
+
+@handler("exit_tidily")
+def exit_tidily(payload, context):
+    """End the process as if all was well."""
+    trace("started", payload, context)
+    os._exit(0)
