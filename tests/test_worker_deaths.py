@@ -148,7 +148,9 @@ def test_beside_an_item_that_ends_its_process_what_began_has_died_too_and_what_d
     worker = it.start("--processes", "1", "--concurrency", "2")
     it.started("begun")
     eventually(lambda: it.leases().count() == 4)
-    for id in ("culprit", *ids):
+    it.file("culprit").touch()
+    it.started("begun", times=2)  # before anything ends, after which one that is held would begin
+    for id in ids:
         it.file(id).touch()
     it.completed(*ids)
     assert it.state("culprit") is WorkState.DEAD_LETTERED

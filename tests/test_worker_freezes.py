@@ -87,10 +87,7 @@ def test_a_calculation_that_holds_the_interpreter_for_some_leases_costs_its_proc
 
 
 @POSTGRESQL
-@pytest.mark.parametrize(
-    "beside",
-    [0, 20],
-)
+@pytest.mark.parametrize("beside", [0, 20])
 def test_a_process_that_is_deadlocked_loses_its_leases(beside, backend, scene, record):
     it = scene(backend, QueuePolicy(lease_seconds=1, backoff_seconds=0))
     it.start("--processes", "1", "--concurrency", "24", "--stop-timeout", "1")

@@ -174,13 +174,21 @@ class HoldViewSet(OperatorViewSet):
 
     @operation("queue_holds_list", wholes.HoldListSerializer)
     def list(self, request: Request) -> Response:
-        """List all holds."""
+        """
+        List all holds.
+
+        There are no pages of them.
+        """
         self.asked(parameters.Parameters)
         return Response({"data": [shapes.hold(each) for each in self.queue.holds()]})
 
     @operation("queue_holds_create", shapes.HoldSerializer, asks=parameters.HoldWish)
     def create(self, request: Request) -> Response:
-        """Hold a queue, a tenant, or a tenant's share of a queue. One that is held stays so."""
+        """
+        Hold a queue, a tenant, or a tenant's share of a queue.
+
+        What is held already stays so: the answer is the hold that is there.
+        """
         told = self.told(parameters.HoldWish)
         with audited(request_id=self.request_id):
             hold = self.queue.hold(**told, by=access.actor(request))
@@ -188,7 +196,11 @@ class HoldViewSet(OperatorViewSet):
 
     @operation("queue_holds_lift", shapes.HoldSerializer, "not_found", asks=parameters.HoldWish)
     def lift(self, request: Request) -> Response:
-        """Serve again what is held."""
+        """
+        Serve again what is held.
+
+        Exactly the hold with these names is lifted, and it is the answer.
+        """
         asked = self.asked(parameters.HoldWish)
         with audited(request_id=self.request_id):
             hold = self.queue.unhold(**asked, by=access.actor(request))

@@ -54,7 +54,12 @@ class JobViewSet(OperatorViewSet):
 
     @operation("queue_jobs_list", wholes.JobPageSerializer, "too_broad", asks=parameters.Listing)
     def list(self, request: Request) -> Response:
-        """List jobs, the latest first."""
+        """
+        List jobs, the latest first.
+
+        Filters narrow it together. A page is counted, up to 10,000 jobs; a cursor goes on from
+        where the last answer ended, however far, and counts nothing.
+        """
         asked = self.asked(parameters.Listing)
         jobs, limit, number = Jobs(), asked["limit"], None
         if cursor := asked.get("cursor"):
@@ -67,7 +72,11 @@ class JobViewSet(OperatorViewSet):
 
     @operation("queue_jobs_retrieve", shapes.JobDetailSerializer, "not_found")
     def retrieve(self, request: Request, job_id: str) -> Response:
-        """Return one job, with every failure."""
+        """
+        Return one job, with every failure.
+
+        Its payload, its result and tracebacks are there only for who may see payloads.
+        """
         self.asked(parameters.Parameters)
         return self._answer(_found(job_id))
 
@@ -81,7 +90,11 @@ class JobViewSet(OperatorViewSet):
         asks=parameters.Requeue,
     )
     def requeue(self, request: Request, job_id: str) -> Response:
-        """Give a job that failed or was cancelled one more execution."""
+        """
+        Give a job that failed or was cancelled one more execution.
+
+        With a payload it runs with that instead, which needs the permission to edit payloads.
+        """
         return self._move("requeue", job_id, self._edited())
 
     @action(detail=True, methods=["post"])

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 
 from django.conf import settings
 from django.http import QueryDict
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.exceptions import APIException, ParseError
 from rest_framework.negotiation import BaseContentNegotiation, DefaultContentNegotiation
@@ -19,20 +20,24 @@ from django_workqueue.items import (
     MAX_HANDLER_LENGTH,
     MAX_ID_LENGTH,
     MAX_KEY_LENGTH,
+    MAX_PAYLOAD_DEPTH,
     MAX_QUEUE_LENGTH,
     MAX_TENANT_LENGTH,
     MAX_WORKER_LENGTH,
+    nested_deeper,
 )
 from django_workqueue.jobs.search import MAX_FINGERPRINT_LENGTH, TIMES
 
 MAX_LIMIT: Final = 1_000
 DEFAULT_LIMIT: Final = 20
+MAX_DEPTH: Final = 2 * MAX_PAYLOAD_DEPTH
 MAX_TENANTS: Final = 500
 #: By what is sorted by, the statuses that have that time; empty: all.
 SORTABLE: Final[dict[str, list[str]]] = {
     "created_at": [],
     **{name: [status_of(state) for state in states] for name, states in TIMES.items()},
 }
+ORDERS: Final = ("asc", "desc")
 #: Most jobs that one call requeues.
 MAX_BULK: Final = 1_000
 #: Jobs of a tenant up to which they are counted.
@@ -56,9 +61,13 @@ class BodyParser(JSONParser):
         if limit is not None and len(body) > limit:
             raise TooLargeError
         try:
-            return super().parse(BytesIO(body), media_type, parser_context)
+            value = super().parse(BytesIO(body), media_type, parser_context)
         except RecursionError:
             raise ParseError("JSON parse error - nested too deeply") from None
+        # Far below what Python can write again, and beyond what a payload may be.
+        if nested_deeper(value, MAX_DEPTH):
+            raise ParseError("JSON parse error - nested too deeply")
+        return value
 
 
 class JsonAlways(BaseContentNegotiation):
@@ -75,6 +84,9 @@ class JsonAlways(BaseContentNegotiation):
 
 class Parameters(serializers.Serializer[Any]):
     """Parameters: one that isn't known, or is given twice, is a mistake and not a wish."""
+
+    #: What the schema says beside what the fields do.
+    constraints: ClassVar[dict[str, Any]] = {}
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the values. Raise `ValidationError`, which names each that is refused."""
@@ -102,10 +114,40 @@ class Parameters(serializers.Serializer[Any]):
         return super().to_internal_value(data)
 
 
-def _text(limit: int, **more: Any) -> serializers.CharField:
+class Text(serializers.CharField):
+    """Text. In a body a number is none: which of its spellings would be meant?"""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Refuse what isn't text."""
+        if not isinstance(data, str):
+            self.fail("invalid")
+        return super().to_internal_value(data)
+
+
+class Number(serializers.IntegerField):
+    """A whole number of a body, not the text of one."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Refuse what isn't a number."""
+        if not isinstance(data, int | float) or isinstance(data, bool):
+            self.fail("invalid")
+        return super().to_internal_value(data)
+
+
+class Flag(serializers.BooleanField):
+    """True or false of a body, not a word for it."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Refuse what is neither."""
+        if not isinstance(data, bool):
+            self.fail("invalid", input=data)
+        return data
+
+
+def _text(limit: int, **more: Any) -> Text:
     # A serializer refuses `required` beside a default.
     optional: dict[str, Any] = {} if "default" in more else {"required": False}
-    return serializers.CharField(max_length=limit, trim_whitespace=False, **optional, **more)
+    return Text(max_length=limit, trim_whitespace=False, **optional, **more)
 
 
 class Moment(serializers.DateTimeField):
@@ -122,6 +164,8 @@ class Moment(serializers.DateTimeField):
 
 class JobFilter(Parameters):
     """Which jobs."""
+
+    constraints = {"minProperties": 1}
 
     status = serializers.MultipleChoiceField(
         choices=[*STATUSES],
@@ -155,8 +199,14 @@ class Listing(JobFilter):
     cursor = serializers.CharField(
         required=False, max_length=1_000, help_text="A next_cursor, instead of a page."
     )
-    sort_by = serializers.ChoiceField(choices=[*SORTABLE], default="created_at")
-    sort_order = serializers.ChoiceField(choices=["asc", "desc"], default="desc")
+    sort_by = serializers.ChoiceField(
+        choices=[*SORTABLE],
+        default="created_at",
+        help_text="All but created_at go only with one status, of those that have that time.",
+    )
+    sort_order = serializers.ChoiceField(
+        choices=[*ORDERS], default="desc", help_text="The latest first, unless it is asc."
+    )
 
     def validate(self, attrs: Any) -> Any:
         """A page or a cursor, not both."""
@@ -185,13 +235,18 @@ class Reason(Parameters):
 class RequiredReason(Parameters):
     """Why; the audit keeps it."""
 
-    reason = serializers.CharField(max_length=MAX_REASON_LENGTH)
+    reason = Text(max_length=MAX_REASON_LENGTH)
+
+
+@extend_schema_field({"type": "object", "additionalProperties": {}})
+class Payload(serializers.JSONField):
+    """A payload: an object, which the queue itself checks."""
 
 
 class Requeue(Reason):
     """Why, and what to go on with."""
 
-    payload = serializers.JSONField(
+    payload = Payload(
         required=False, help_text="A new payload, an object. Needs the right to edit payloads."
     )
 
@@ -200,10 +255,10 @@ class BulkRequeue(Reason):
     """Which jobs, and how many the caller has seen there."""
 
     filter = JobFilter(help_text="As that of a listing; it must not be empty.")
-    expected_count = serializers.IntegerField(
+    expected_count = Number(
         min_value=0, max_value=MAX_BULK, help_text="What the filter must find, no more and no less."
     )
-    dry_run = serializers.BooleanField(default=False, help_text="Only find.")
+    dry_run = Flag(default=False, help_text="Only find.")
 
     def validate_filter(self, value: Any) -> Any:
         """All jobs there are must not be a slip of the pen."""
@@ -221,6 +276,8 @@ class TenantListing(Parameters):
 
 class HoldWish(Reason):
     """What is to be held, or served again; and why."""
+
+    constraints = {"anyOf": [{"required": ["queue"]}, {"required": ["tenant"]}]}
 
     queue = _text(MAX_QUEUE_LENGTH)
     tenant = _text(MAX_TENANT_LENGTH)

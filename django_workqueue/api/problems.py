@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from django.core.exceptions import PermissionDenied, RequestDataTooBig
+from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.db import InterfaceError, OperationalError, ProgrammingError
 from django.http import Http404
 from rest_framework import exceptions, status
@@ -25,6 +25,7 @@ from django_workqueue.exceptions import (
     QueueUnavailableError,
     WorkItemNotFoundError,
 )
+from django_workqueue.failures import storable
 from django_workqueue.items import WorkState
 from django_workqueue.jobs import SearchTooBroadError
 from django_workqueue.queues.store import NOT_SET_UP, sqlstate
@@ -41,7 +42,7 @@ PROBLEMS: Final = {
     "authentication_failed": (401, "That is no valid identity"),
     "permission_denied": (403, "You may not do that"),
     "invalid_parameter": (400, "A parameter is wrong"),
-    "malformed": (400, "The body can't be read"),
+    "malformed": (400, "The request can't be read"),
     "too_broad": (400, "That would take too long"),
     "wrong_state": (400, "The job is not in a state for that"),
     "wrong_count": (409, "There are not as many as expected"),
@@ -120,18 +121,12 @@ def _by_name(details: Mapping[str, Any], before: str = "") -> dict[str, list[str
     """The messages by the names of their parameters; one within another: with a dot between."""
     found: dict[str, list[str]] = {}
     for name, told in details.items():
-        if isinstance(told, Mapping) and "message" not in told:
-            found |= _by_name(told, f"{before}{name}.")
+        path = before + storable(str(name))
+        if isinstance(told, Mapping):
+            found |= _by_name(told, f"{path}.")
         else:
-            found[f"{before}{name}"] = _messages(told)
+            found[path] = [storable(str(each["message"])) for each in told]
     return found
-
-
-def _messages(told: Any) -> list[str]:
-    if isinstance(told, Mapping) and "message" in told:
-        return [str(told["message"])]
-    parts = told.values() if isinstance(told, Mapping) else told
-    return [message for part in parts for message in _messages(part)]
 
 
 def _of_field(error: InvalidFieldError) -> Response:
@@ -167,6 +162,7 @@ def _of_session(error: ProgrammingError) -> Response:
 _ANSWERS: Final[list[tuple[Any, Callable[[Any], Response]]]] = [
     (exceptions.APIException, _of_framework),
     (RequestDataTooBig, lambda error: problem("too_large", "the body is too large")),
+    (SuspiciousOperation, lambda error: problem("malformed", str(error))),
     (Http404, lambda error: problem("not_found", "there is nothing at this address")),
     (PermissionDenied, lambda error: problem("permission_denied", "it is not allowed")),
     (WorkItemNotFoundError, lambda error: problem("not_found", "there is no such job")),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from http import HTTPStatus
 from inspect import getdoc
 from threading import Lock
 from typing import Any, Final, TypeVar
@@ -22,7 +23,7 @@ from drf_spectacular.settings import SPECTACULAR_DEFAULTS, patched_settings
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 from rest_framework import serializers
 
-from django_workqueue.api.parameters import Parameters
+from django_workqueue.api.parameters import ORDERS, SORTABLE, Parameters
 from django_workqueue.api.problems import MEDIA_TYPE, PROBLEMS
 from django_workqueue.api.shapes import WORKER_STATES
 from django_workqueue.api.words import STATUSES
@@ -48,6 +49,8 @@ ENUMERATIONS: Final = {
     tuple(STATUSES): "JobStatus",
     tuple(WORKER_STATES): "WorkerState",
     tuple(PROBLEMS): "ProblemCode",
+    tuple(SORTABLE): "JobTime",
+    ORDERS: "SortOrder",
 }
 
 #: What every operation may answer, and one that takes a body.
@@ -171,9 +174,16 @@ class OperationSchema(AutoSchema):
         """What the body has."""
         return self.operation.asks if self._has_body else None
 
+    def _get_request_body(self, direction: Any = "request") -> Any:
+        body = super()._get_request_body(direction)  # type: ignore[no-untyped-call]
+        # It can't be left out where an empty object isn't enough.
+        return body | {"required": True} if body and self.operation.asks.constraints else body
+
     def get_response_serializers(self) -> Any:
         """The answer, and a problem for each status that a refusal may have."""
-        answer = OpenApiResponse(self.operation.answer, description="Done, or found.")
+        shape = self.operation.answer
+        described = "The document." if isinstance(shape, dict) else getdoc(shape) or ""
+        answer = OpenApiResponse(shape, description=described)
         found: dict[Any, Any] = {(200, "application/json"): answer}
         for number, codes in sorted(self._codes().items()):
             told = "\n".join(f"- `{code}`: {PROBLEMS[code][1]}" for code in codes)
@@ -193,20 +203,22 @@ class OperationSchema(AutoSchema):
     def _map_serializer(self, *args: Any, **kwargs: Any) -> Any:
         schema = super()._map_serializer(*args, **kwargs)  # type: ignore[no-untyped-call]
         if isinstance(args[0], Parameters):
-            schema["additionalProperties"] = False
+            schema |= {"additionalProperties": False, **args[0].constraints}
         return schema
 
     def _map_serializer_field(self, field: Any, *args: Any, **kwargs: Any) -> Any:
-        schema: Any = super()._map_serializer_field(field, *args, **kwargs)  # type: ignore[no-untyped-call]
         if isinstance(field, serializers.MultipleChoiceField):
-            schema["items"] = self._named(field)
-            if not field.allow_empty:
-                schema["minItems"] = 1
-        elif isinstance(field, serializers.ChoiceField) and tuple(field.choices) in ENUMERATIONS:
-            # Another description must stand beside a reference, not in it.
-            return {"allOf": [self._named(field)]} if field.help_text else self._named(field)
-        elif isinstance(field, serializers.CharField) and isinstance(field.parent, Parameters):
+            least = {} if field.allow_empty else {"minItems": 1}
+            return {"type": "array", "items": self._named(field), **least}
+        if isinstance(field, serializers.ChoiceField):
+            # What is said of the field stands beside a reference, never in it.
+            named = self._named(field)
+            return {"allOf": [named]} if field.help_text else named
+        schema: Any = super()._map_serializer_field(field, *args, **kwargs)  # type: ignore[no-untyped-call]
+        if isinstance(field, serializers.CharField) and isinstance(field.parent, Parameters):
             schema |= {} if field.allow_blank else {"minLength": 1}
+            # What is trimmed must have something left.
+            schema |= {"pattern": r"\S"} if field.trim_whitespace else {}
         return schema
 
     def _named(self, field: Any) -> Any:
@@ -263,7 +275,7 @@ _lock: Final = Lock()
 
 
 def document(prefix: str) -> dict[str, Any]:
-    """Return the document, for where *prefix*, with its slashes, is the start of addresses."""
+    """Return the document of what is mounted at *prefix*, which has a slash at both ends."""
     with _lock:
         made = _document()
     paths = {prefix + path.removeprefix("/"): item for path, item in made["paths"].items()}
@@ -281,4 +293,20 @@ def _document() -> dict[str, Any]:
 
     with patched_settings(_OURS):
         made: dict[str, Any] = SchemaGenerator(patterns=urlpatterns).get_schema(public=True)  # type: ignore[no-untyped-call]
+    made["components"]["responses"] = _shared(made["paths"])
     return made
+
+
+def _shared(paths: dict[str, Any]) -> dict[str, Any]:
+    """Name the refusals that are the same wherever they occur, and refer to them by their name."""
+    answers = [each["responses"] for item in paths.values() for each in item.values()]
+    shared = {}
+    for number in _STATUSES[1:]:
+        having = [each for each in answers if str(number) in each]
+        first = having[0][str(number)] if having else None
+        if len(having) > 1 and all(each[str(number)] == first for each in having):
+            name = HTTPStatus(number).phrase.title().replace(" ", "")
+            shared[name] = first
+            for each in having:
+                each[str(number)] = {"$ref": f"#/components/responses/{name}"}
+    return shared

@@ -181,7 +181,9 @@ def jobs(rows: Sequence[Any], using: str, now: datetime) -> list[Any]:
 def job(row: Any, using: str, now: datetime, *, payload: bool) -> Any:
     """The row by itself, with every failure; *payload*: with what users put in, too."""
     failures = Failure.objects.using(using).filter(item_id=row.pk, number__lte=row.attempts or 0)
-    told = [_failure(each, payload=payload) for each in failures.order_by("number")]
+    columns = {f"{name}_text": StoredText(name) for name in _FAILURE_TEXTS}
+    failures = failures.defer(*_FAILURE_TEXTS).annotate(**columns).order_by("number")
+    told = [_failure(each, payload=payload) for each in failures]
     values = _job(row, now, told[-1]["error"] if told else None) | {"failures": told}
     if payload:
         texts = (
@@ -236,17 +238,21 @@ def _job(row: Any, now: datetime, error: str | None) -> dict[str, Any]:
     }
 
 
-def _failure(row: Failure, *, payload: bool) -> dict[str, Any]:
+#: Read as they are stored: what is no text must not hide the job.
+_FAILURE_TEXTS: Final = ("message", "traceback", "error_class", "worker")
+
+
+def _failure(row: Any, *, payload: bool) -> dict[str, Any]:
     told = {
         "number": row.number,
         "kind": row.kind,
-        "error": storable(row.message),
-        "error_class": storable(row.error_class),
-        "worker": storable(row.worker),
+        "error": storable(row.message_text),
+        "error_class": storable(row.error_class_text),
+        "worker": storable(row.worker_text),
         "claimed_at": row.claimed_at,
         "failed_at": row.failed_at,
     }
-    return told | {"traceback": storable(row.traceback)} if payload else told
+    return told | {"traceback": storable(row.traceback_text)} if payload else told
 
 
 def _last_errors(using: str, job_ids: Sequence[int]) -> dict[int, str]:
