@@ -241,6 +241,19 @@ def test_a_process_that_dies_in_a_drain_shows_in_the_exit_code(backend, scene):
     assert nothing_is_left(it)
 
 
+@POSTGRESQL
+def test_a_handler_that_ends_its_process_in_a_drain_has_died_whatever_the_code(backend, scene):
+    it = scene(backend)
+    it.enqueue("wait_and_exit_tidily", "one", max_attempts=1)
+    worker = it.start("--processes", "1")
+    it.started("one")
+    worker.send(signal.SIGTERM)
+    eventually(lambda: "draining" in worker.log)
+    it.file("one").touch()
+    assert worker.wait() == 3
+    assert (it.state("one"), it.item("one").failures) == (WorkState.DEAD_LETTERED, (WORKER_DIED,))
+
+
 # While the database has the word.
 
 ONE_PROCESS = "workqueue process 1"

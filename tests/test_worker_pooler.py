@@ -1,5 +1,7 @@
 """Workers behind PgBouncer in transaction mode, with ``WORKQUEUE = {"POOLER": True}``."""
 
+import inspect
+import signal
 from contextlib import ExitStack
 
 import psycopg
@@ -10,7 +12,12 @@ from django_workqueue.doctor import examine
 from django_workqueue.queues import DatabaseWorkQueue
 from django_workqueue.testing import make_queue
 from django_workqueue.worker.connection import own_connection
-from tests import test_workers as promises
+from tests import test_worker_boots as boots
+from tests import test_worker_deaths as deaths
+from tests import test_worker_drains as drains
+from tests import test_worker_freezes as freezes
+from tests import test_worker_limits as limits
+from tests import test_workers as working
 from tests.pgbouncer import SERVER_CONNECTIONS, PgBouncer
 from tests.project import Project
 from tests.proxy import Proxy, redirect
@@ -60,31 +67,35 @@ def scene(pooler, process_environment, tmp_path):
         assert examine(each.alias) == []
 
 
-@pytest.mark.parametrize(
-    "promise",
-    [
-        promises.test_until_empty_drains_sync_and_async_items_with_two_processes,
-        promises.test_how_an_attempt_ends_decides_where_its_item_goes,
-        promises.test_an_idle_worker_finds_new_work_and_what_becomes_due,
-        promises.test_what_a_killed_process_had_begun_runs_elsewhere_within_about_a_second,
-        promises.test_what_a_killed_process_only_held_is_given_back_unspent,
-        promises.test_a_handler_that_ends_its_process_is_started_exactly_max_attempts_times,
-        promises.test_what_is_left_when_everything_is_killed_comes_back_with_its_lease,
-        promises.test_a_worker_that_comes_back_under_its_name_adopts_what_it_held,
-        promises.test_a_stopped_process_loses_its_lease_and_is_refused_when_it_goes_on,
-        promises.test_a_handler_that_holds_the_interpreter_longer_than_its_lease_keeps_it,
-        promises.test_a_handler_hears_that_its_item_is_to_be_cancelled,
-        promises.test_a_drain_finishes_what_it_can_gives_back_the_rest_and_exits_0,
-        promises.test_a_drain_ends_stragglers_whatever_they_do,
-        promises.test_leases_are_renewed_throughout_a_drain,
-        promises.test_an_atomic_handler_and_its_completion_are_stored_together_or_not_at_all,
-        promises.test_nothing_that_a_handler_does_to_its_connection_hurts_the_next,
-        promises.test_a_worker_survives_the_end_of_every_connection,
-    ],
-    ids=lambda promise: promise.__name__.removeprefix("test_"),
-)
+PROMISES = [
+    working.test_until_empty_drains_sync_and_async_items_with_two_processes,
+    working.test_how_an_attempt_ends_decides_where_its_item_goes,
+    working.test_an_idle_worker_finds_new_work_and_what_becomes_due,
+    working.test_an_atomic_handler_and_its_completion_are_stored_together_or_not_at_all,
+    working.test_nothing_that_a_handler_does_to_its_connection_hurts_the_next,
+    working.test_a_worker_survives_the_end_of_every_connection,
+    deaths.test_what_a_killed_process_had_begun_runs_elsewhere_within_about_a_second,
+    deaths.test_what_a_killed_process_only_held_is_given_back_unspent,
+    deaths.test_a_handler_that_ends_its_process_is_started_exactly_max_attempts_times,
+    deaths.test_what_is_left_when_everything_is_killed_comes_back_with_its_lease,
+    boots.test_a_worker_that_comes_back_under_its_name_adopts_what_it_held,
+    freezes.test_a_stopped_process_loses_its_leases_and_is_refused_whatever_it_writes,
+    freezes.test_a_calculation_that_holds_the_interpreter_for_some_leases_costs_its_process_none,
+    limits.test_a_handler_hears_that_its_item_is_to_be_cancelled,
+    drains.test_a_drain_finishes_what_it_can_gives_back_the_rest_and_exits_0,
+    drains.test_what_a_drain_cuts_is_due_again_at_once,
+    drains.test_leases_are_renewed_throughout_a_drain,
+]
+#: Of those that are given more.
+GIVEN = {"handler": "die", "number": signal.SIGTERM}
+GIVEN_CALCULATION = {"handler": "hold_interpreter"}
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda each: each.__name__.removeprefix("test_"))
 def test_what_workers_promise_holds_behind_a_pooler(promise, scene):
-    promise(ALIAS, scene)
+    given = GIVEN | (GIVEN_CALCULATION if "calculation" in promise.__name__ else {})
+    wanted = inspect.signature(promise).parameters.keys() - {"backend", "scene"}
+    promise(backend=ALIAS, scene=scene, **{name: given[name] for name in wanted})
 
 
 def test_nothing_of_a_workers_sessions_is_left_for_others(scene, pooler):

@@ -35,10 +35,11 @@ _BOOTSTRAP: Final = (
 STOP_GRACE: Final = 5.0
 
 #: Seconds between two looks at what threads use of the processor, and how much of it a thread
-#: uses that works: also on a busy machine. One that only waits for the interpreter's lock looks
-#: for it every 5 ms, which costs a hundredth or less.
+#: uses that works, also on a busy machine. One that only waits for the interpreter's lock looks
+#: for it every 5 ms, which costs a thousandth.
 LOOK: Final = 1.0
-WORKING: Final = 0.05
+WORKING: Final = 0.01
+_LEAST_TICKS: Final = 2
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -163,7 +164,8 @@ class Child:
             ticks = _ticks_of_threads(self.popen.pid)
             gained = max((n - self._ticks.get(tid, n) for tid, n in ticks.items()), default=0)
             silent_for = now - max(self._looked_at, self._heard)
-            if ticks and (not self._ticks or gained >= WORKING * silent_for * _TICKS_PER_SECOND):
+            least = max(_LEAST_TICKS, WORKING * silent_for * _TICKS_PER_SECOND)
+            if ticks and (not self._ticks or gained >= least):
                 self._worked_at = now
             self._ticks, self._looked_at = ticks, now
         if _state_of(self.popen.pid) in ("T", "t"):

@@ -214,8 +214,10 @@ class Supervisor:
         child.channel.close()
         del self._children[child.number]
         code, age = child.popen.returncode, time.monotonic() - child.born
-        # Also a handler can end its process with a 0.
-        accident = not child.killed and (code != 0 or not child.leaving)
+        # A handler can end its process with a 0, too.
+        busy = any(lease.begun for lease in child.leases.values())
+        tidy = code == 0 and child.leaving and not busy
+        accident = not child.killed and not tidy
         logger.log(
             logging.WARNING if accident else logging.INFO,
             "process ended: process=%d pid=%d code=%d",
