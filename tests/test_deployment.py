@@ -124,7 +124,7 @@ def test_a_file_that_nobody_writes_any_more_is_no_sign_of_life(probe, tmp_path):
         assert probe("liveness") is alive
 
 
-# Exit codes. A clean end, 0, and a death, 3, have more tests: test_worker_drains, test_worker_deaths.
+# Exit codes. 0 and 3 have more tests: test_worker_drains, test_worker_deaths.
 
 
 @DATABASE
