@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from http import HTTPStatus
 from inspect import getdoc
 from threading import Lock
 from typing import Any, Final, TypeVar
@@ -305,7 +304,7 @@ def _shared(paths: dict[str, Any]) -> dict[str, Any]:
         having = [each for each in answers if str(number) in each]
         first = having[0][str(number)] if having else None
         if len(having) > 1 and all(each[str(number)] == first for each in having):
-            name = HTTPStatus(number).phrase.title().replace(" ", "")
+            name = f"Problem{number}"  # the phrases differ between versions of Python
             shared[name] = first
             for each in having:
                 each[str(number)] = {"$ref": f"#/components/responses/{name}"}
